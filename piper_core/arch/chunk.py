@@ -1,0 +1,143 @@
+"""What one schedulable piece of model compute costs, holds and exchanges, for one sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from piper_core.names import Region
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter tensor: ``numel`` elements; which kinds of ``shard`` divide it.
+
+    ``tie`` names the group of parameters that are one tensor in the model ("" for none).
+    """
+
+    name: str
+    numel: int
+    tensor: bool = True
+    expert: bool = False
+    tie: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Work of one phase of a chunk for one sequence.
+
+    ``matmul_flops`` and ``attention_flops`` in FLOPs; ``memory_bytes`` is traffic of memory-bound ops that
+    tensor parallelism divides, ``replicated_bytes`` traffic that only sequence or context parallelism
+    divides; ``weight_bytes`` is read once whatever the batch; ``kernels`` counts launches (not per sequence).
+    """
+
+    matmul_flops: float = 0.0
+    attention_flops: float = 0.0
+    memory_bytes: float = 0.0
+    replicated_bytes: float = 0.0
+    weight_bytes: float = 0.0
+    kernels: int = 0
+
+    @property
+    def flops(self) -> float:
+        """All FLOPs of the phase for one sequence."""
+        return self.matmul_flops + self.attention_flops
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            self.matmul_flops + other.matmul_flops,
+            self.attention_flops + other.attention_flops,
+            self.memory_bytes + other.memory_bytes,
+            self.replicated_bytes + other.replicated_bytes,
+            self.weight_bytes + other.weight_bytes,
+            self.kernels + other.kernels,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """Bytes for one sequence: ``sharded`` is divided by tensor parallelism, ``replicated`` only by
+    sequence or context parallelism (which divides both)."""
+
+    sharded: float = 0.0
+    replicated: float = 0.0
+
+    def __add__(self, other: Saved) -> Saved:
+        return Saved(self.sharded + other.sharded, self.replicated + other.replicated)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One region of one layer.
+
+    ``layer`` is -1 for the embedding and L (the number of layers) for final norm and head. ``output_bytes``
+    is the activation handed to the next chunk, ``hidden_bytes`` one hidden-state tensor (what tensor
+    parallelism reduces), ``token_bytes`` what expert parallelism dispatches (top-k copies), ``kv_bytes`` keys
+    and values (what a ring exchanges), ``qkvo_bytes`` what an all-to-all context exchange moves; all bytes
+    are for one sequence. ``saved`` is held from F to the end of the backward without recompute,
+    ``saved_selective`` with selective recompute, ``saved_full`` (the input) with full recompute. ``stash`` is
+    the part of saved plus output gradients that BW needs after BI. ``core`` is the work that selective
+    recompute repeats. ``tags`` are extra (name, index) annotations such as ("EP", 3).
+    """
+
+    region: Region
+    layer: int
+    forward: Work
+    backward_input: Work
+    backward_weight: Work
+    core: Work = Work()
+    parameters: tuple[Parameter, ...] = ()
+    output_bytes: float = 0.0
+    hidden_bytes: float = 0.0
+    token_bytes: float = 0.0
+    kv_bytes: float = 0.0
+    qkvo_bytes: float = 0.0
+    saved: Saved = Saved()
+    saved_selective: Saved = Saved()
+    saved_full: Saved = Saved()
+    stash: Saved = Saved()
+    workspace_bytes: float = 0.0
+    tags: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Text id, e.g. ``L3.attention`` (``embed`` and ``head`` stand alone)."""
+        return str(self.region) if self.region in (Region.EMBED, Region.HEAD) else f"L{self.layer}.{self.region}"
+
+    @property
+    def numel(self) -> int:
+        """Number of parameters."""
+        return sum(parameter.numel for parameter in self.parameters)
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of one sequence, forward and backward, without recompute."""
+        return self.forward.flops + self.backward_input.flops + self.backward_weight.flops
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChunks:
+    """The closed-form or traced table of a model: ``chunks`` in forward order and the data edges between them.
+
+    ``edges`` are (producer, consumer, bytes for one sequence) in chunk indices.
+    """
+
+    name: str
+    layers: int
+    seq_len: int
+    chunks: tuple[Chunk, ...]
+    edges: tuple[tuple[int, int, float], ...]
+    dtype_bytes: int = 2
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters, tied ones once."""
+        seen: set[str] = set()
+        total = 0
+        for chunk in self.chunks:
+            for parameter in chunk.parameters:
+                if parameter.tie and parameter.tie in seen:
+                    continue
+                if parameter.tie:
+                    seen.add(parameter.tie)
+                total += parameter.numel
+        return total
