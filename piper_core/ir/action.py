@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeAlias
 
 from piper_core.errors import DirectiveError
 from piper_core.names import Phase
@@ -90,7 +91,7 @@ class Action:
         )
 
 
-type Slot = tuple[Action, ...]
+Slot: TypeAlias = tuple[Action, ...]
 """Actions of one row that may overlap: one alone, or several in an overlap group."""
 
 
