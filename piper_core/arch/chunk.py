@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from piper_core.names import Region
+
+AttentionKernel = Literal["flash2", "flash1", "unfused"]
+Fusion = Literal["fused", "unfused"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +26,35 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
+class Matmul:
+    """One matrix product for one sequence: m x k times k x n, ``groups`` times (one for each expert).
+
+    ``tokens`` names the dimension that grows with the batch: "m" in F and BI, "k" in BW. ``split`` names
+    the dimension that tensor parallelism divides ("" for none).
+    """
+
+    m: float
+    n: float
+    k: float
+    tokens: Literal["m", "k"] = "m"
+    split: Literal["m", "n", "k", ""] = ""
+    groups: int = 1
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of one sequence."""
+        return 2.0 * self.m * self.n * self.k * self.groups
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """Work of one phase of a chunk for one sequence.
 
-    ``matmul_flops`` and ``attention_flops`` in FLOPs; ``memory_bytes`` is traffic of memory-bound ops that
-    tensor parallelism divides, ``replicated_bytes`` traffic that only sequence or context parallelism
-    divides; ``weight_bytes`` is read once whatever the batch; ``kernels`` counts launches (not per sequence).
+    ``matmul_flops`` and ``attention_flops`` in FLOPs, as executed (a causal flash kernel skips half);
+    ``memory_bytes`` is traffic of memory-bound ops that tensor parallelism divides, ``replicated_bytes``
+    traffic that only sequence or context parallelism divides; ``weight_bytes`` is moved once whatever the
+    batch; ``kernels`` counts launches (not per sequence). ``matmuls`` gives the shapes behind
+    ``matmul_flops`` where they are known, ``attention_kernel`` the kernel behind ``attention_flops``.
     """
 
     matmul_flops: float = 0.0
@@ -36,6 +63,8 @@ class Work:
     replicated_bytes: float = 0.0
     weight_bytes: float = 0.0
     kernels: int = 0
+    matmuls: tuple[Matmul, ...] = ()
+    attention_kernel: AttentionKernel = "flash2"
 
     @property
     def flops(self) -> float:
@@ -50,6 +79,8 @@ class Work:
             self.replicated_bytes + other.replicated_bytes,
             self.weight_bytes + other.weight_bytes,
             self.kernels + other.kernels,
+            self.matmuls + other.matmuls,
+            self.attention_kernel if self.attention_flops else other.attention_kernel,
         )
 
 
@@ -76,7 +107,9 @@ class Chunk:
     are for one sequence. ``saved`` is held from F to the end of the backward without recompute,
     ``saved_selective`` with selective recompute, ``saved_full`` (the input) with full recompute. ``stash`` is
     the part of saved plus output gradients that BW needs after BI. ``core`` is the work that selective
-    recompute repeats. ``tags`` are extra (name, index) annotations such as ("EP", 3).
+    recompute repeats. ``loss_bytes`` is what a vocabulary-parallel loss reduces. ``workspace_bytes`` is the
+    largest transient of the backward, divided like sharded bytes. ``tags`` are extra (name, index)
+    annotations such as ("EP", 3).
     """
 
     region: Region
@@ -96,12 +129,15 @@ class Chunk:
     saved_full: Saved = Saved()
     stash: Saved = Saved()
     workspace_bytes: float = 0.0
+    loss_bytes: float = 0.0
     tags: tuple[tuple[str, int], ...] = ()
 
     @property
     def name(self) -> str:
         """Text id, e.g. ``L3.attention`` (``embed`` and ``head`` stand alone)."""
-        return str(self.region) if self.region in (Region.EMBED, Region.HEAD) else f"L{self.layer}.{self.region}"
+        return (
+            str(self.region) if self.region in (Region.EMBED, Region.HEAD) else f"L{self.layer}.{self.region}"
+        )
 
     @property
     def numel(self) -> int:
@@ -116,7 +152,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class ModelChunks:
-    """The closed-form or traced table of a model: ``chunks`` in forward order and the data edges between them.
+    """The closed-form or traced table of a model: ``chunks`` in forward order and their data edges.
 
     ``edges`` are (producer, consumer, bytes for one sequence) in chunk indices.
     """

@@ -1,0 +1,184 @@
+"""Shard contract: which collectives a region needs for each kind of sharding, in each phase."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, assert_never
+
+from piper_core.arch.chunk import Chunk
+from piper_core.arch.record import Architecture
+from piper_core.errors import ConfigError
+from piper_core.names import Axis, Collective, Phase, Region, ShardKind
+
+Payload = Literal["hidden", "token", "kv", "qkv", "out", "loss"]
+Method = Literal["ring", "all_to_all"]
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One collective around a chunk's compute, ``before`` or after it.
+
+    ``payload`` names the tensor: full size for one sequence, whatever the degrees (see ``payload_bytes``).
+    """
+
+    collective: Collective
+    axis: Axis
+    before: bool
+    payload: Payload
+    scale: float = 1.0
+
+
+def payload_bytes(exchange: Exchange, chunk: Chunk) -> float:
+    """Return the full-size bytes of ``exchange`` for one sequence of ``chunk``.
+
+    ``qkv`` and ``out`` split what an all-to-all context exchange moves: queries, keys and values before
+    attention, its output (as wide as the queries) after.
+    """
+    match exchange.payload:
+        case "hidden":
+            size = chunk.hidden_bytes
+        case "token":
+            size = chunk.token_bytes
+        case "kv":
+            size = chunk.kv_bytes
+        case "qkv":
+            size = (chunk.qkvo_bytes + chunk.kv_bytes) / 2
+        case "out":
+            size = (chunk.qkvo_bytes - chunk.kv_bytes) / 2
+        case "loss":
+            size = chunk.loss_bytes
+        case _:
+            assert_never(exchange.payload)
+    return size * exchange.scale
+
+
+def accepted_kinds(region: Region) -> frozenset[ShardKind]:
+    """Return the kinds of ``shard`` that a region accepts."""
+    common = {ShardKind.TENSOR, ShardKind.SEQUENCE, ShardKind.CONTEXT}
+    return frozenset(common | {ShardKind.EXPERT} if region is Region.EXPERT else common)
+
+
+def contract(
+    region: Region, kind: ShardKind, phase: Phase, *, regather: bool = True, method: Method = "ring"
+) -> tuple[Exchange, ...]:
+    """Return the collectives of one region under one kind of shard, in order.
+
+    ``sequence`` includes tensor parallelism and takes the place of ``tensor``. R communicates as F. Under
+    ``regather`` the sequence-sharded input is gathered again before the weight gradient (Korthikanti 2022,
+    arXiv 2205.05198, section 4.2.2). ``method`` is for ``context``: a ring of keys and values (arXiv
+    2310.01889) or two all_to_alls (arXiv 2309.14509). With several kinds on a region, ``expert`` is
+    outermost: its dispatch comes first and its combine last.
+
+    Raises:
+        ConfigError: the region does not accept the kind.
+    """
+    if kind not in accepted_kinds(region):
+        names = ", ".join(sorted(accepted_kinds(region)))
+        raise ConfigError(f"a {region} region cannot be sharded by {kind}; it accepts {names}")
+    phase = Phase.F if phase is Phase.R else phase
+    match kind:
+        case ShardKind.TENSOR:
+            return _tensor(region, phase)
+        case ShardKind.SEQUENCE:
+            return _sequence(region, phase, regather)
+        case ShardKind.EXPERT:
+            return _expert(phase)
+        case ShardKind.CONTEXT:
+            return _context(region, phase, method)
+        case _:
+            assert_never(kind)
+
+
+def _tensor(region: Region, phase: Phase) -> tuple[Exchange, ...]:
+    """Megatron: partial sums meet after the row-parallel layer in F, before the column-parallel one in BI."""
+    reduce = Exchange(Collective.ALL_REDUCE, Axis.TENSOR, False, "hidden")
+    if region is Region.ROUTER or phase is Phase.BW:
+        return ()
+    if region is Region.EMBED:
+        return (reduce,) if phase is Phase.F else ()
+    if region is Region.HEAD and phase is Phase.F:
+        return (Exchange(Collective.ALL_REDUCE, Axis.TENSOR, False, "loss"),)
+    return (reduce,)
+
+
+def _sequence(region: Region, phase: Phase, regather: bool) -> tuple[Exchange, ...]:
+    """Each all_reduce becomes a reduce_scatter, and an all_gather where the tensor is used."""
+    payload: Payload = "token" if region is Region.EXPERT else "hidden"
+    gather = Exchange(Collective.ALL_GATHER, Axis.SEQUENCE, True, payload)
+    scatter = Exchange(Collective.REDUCE_SCATTER, Axis.SEQUENCE, False, payload)
+    whole, weight = phase is Phase.B, phase is Phase.BW
+    if region is Region.ROUTER:
+        return ()
+    if region is Region.EMBED:  # its whole backward is a weight gradient, which needs the full gradient
+        return (scatter,) if phase is Phase.F else (gather,) if whole or weight else ()
+    again = (gather,) if regather else ()
+    if weight:
+        return again
+    if region is Region.HEAD:
+        if phase is Phase.F:
+            return gather, Exchange(Collective.ALL_REDUCE, Axis.TENSOR, False, "loss")
+        return (*(again if whole else ()), scatter)
+    return (*(again if whole else ()), gather, scatter)
+
+
+def _expert(phase: Phase) -> tuple[Exchange, ...]:
+    """Dispatch tokens to their experts and combine; gradients take the same two ways."""
+    if phase is Phase.BW:
+        return ()
+    dispatch = Exchange(Collective.ALL_TO_ALL, Axis.EXPERT, True, "token")
+    return dispatch, Exchange(Collective.ALL_TO_ALL, Axis.EXPERT, False, "token")
+
+
+def _context(region: Region, phase: Phase, method: Method) -> tuple[Exchange, ...]:
+    """Attention meets the other ranks' tokens; every other region works on its own."""
+    if region is not Region.ATTENTION or phase is Phase.BW:
+        return ()
+    forward = phase is Phase.F
+    if method == "ring":  # the backward carries gradients of keys and values round as well
+        return (Exchange(Collective.RING_EXCHANGE, Axis.CONTEXT, True, "kv", 1.0 if forward else 2.0),)
+    first, last = ("qkv", "out") if forward else ("out", "qkv")
+    return (
+        Exchange(Collective.ALL_TO_ALL, Axis.CONTEXT, True, first),  # type: ignore[arg-type]
+        Exchange(Collective.ALL_TO_ALL, Axis.CONTEXT, False, last),  # type: ignore[arg-type]
+    )
+
+
+def legal_degrees(
+    architecture: Architecture, kind: ShardKind, seq_len: int, *, limit: int = 1 << 20
+) -> tuple[int, ...]:
+    """Return the degrees up to ``limit`` that divide what ``kind`` splits.
+
+    tensor: query heads, key heads, feed-forward widths, vocabulary; sequence: those and the sequence;
+    expert: experts (1 alone in a dense model); context: the sequence in 2 d parts, which a ring needs to
+    balance the causal mask.
+    """
+    arch = architecture
+    tensor = [arch.heads, arch.kv_heads, arch.vocab]
+    tensor += [width for width in (arch.ffn, arch.expert_ffn, arch.shared_ffn) if width]
+    match kind:
+        case ShardKind.TENSOR:
+            sizes = tensor
+        case ShardKind.SEQUENCE:
+            sizes = [*tensor, seq_len]
+        case ShardKind.EXPERT:
+            sizes = [max(arch.experts, 1)]
+        case ShardKind.CONTEXT:
+            sizes = [seq_len // 2] if seq_len % 2 == 0 else [1]
+        case _:
+            assert_never(kind)
+    return tuple(d for d in range(1, min(*sizes, limit, limit) + 1) if all(size % d == 0 for size in sizes))
+
+
+def check_degree(architecture: Architecture, kind: ShardKind, degree: int, seq_len: int) -> None:
+    """Reject a degree that does not divide what ``kind`` splits.
+
+    Raises:
+        ConfigError: with the degrees that would do.
+    """
+    legal = legal_degrees(architecture, kind, seq_len)
+    if degree not in legal:
+        shown = ", ".join(map(str, legal[:12])) + (", ..." if len(legal) > 12 else "")
+        raise ConfigError(
+            f"model {architecture.name!r} at sequence length {seq_len} cannot be split {degree} ways by "
+            f"{kind}; legal degrees are {shown}"
+        )
