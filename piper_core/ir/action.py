@@ -46,7 +46,7 @@ KIND_OF_PHASE = {phase: kind for kind, phase in PHASE_OF_KIND.items()}
 
 _VERBS = "|".join(sorted((kind.value for kind in ActionKind), key=len, reverse=True))
 _ACTION = re.compile(
-    rf"(?P<stage>\d+)(?:\.(?P<region>[A-Za-z_][\w.]*?))??(?P<kind>{_VERBS})(?P<microbatch>\d+)?(?:#(?P<bucket>\d+))?"
+    rf"(?P<stage>\d+)(?:\.(?P<region>[A-Za-z_][\w.\-]*?))??(?P<kind>{_VERBS})(?P<microbatch>\d+)?(?:#(?P<bucket>\d+))?"
 )
 _GROUP = re.compile(r"\(([^()]*)\)|([^\s()]+)")
 

@@ -1,0 +1,113 @@
+"""Small rewrites that directives and passes are made of. All append nodes; none renumbers them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from piper_core.ir.dag import Dag, Edges, Ints, Nodes
+from piper_core.ir.shard_state import Ranks, ShardState
+from piper_core.names import NodeKind, Phase, Role
+
+
+def append(dag: Dag, nodes: Nodes | None, edges: Edges | None) -> Dag:
+    """Return the DAG with nodes and edges added at the end."""
+    return replace(
+        dag,
+        nodes=dag.nodes if nodes is None else Nodes.concat([dag.nodes, nodes]),
+        edges=dag.edges if edges is None else Edges.concat([dag.edges, edges]),
+    )
+
+
+def compute_table(dag: Dag) -> Ints:
+    """Return the node index of each (phase, chunk, microbatch), -1 where there is none.
+
+    Shape (5, chunks, max(1, microbatches)). Compute nodes are unique by that key.
+    """
+    table = np.full((5, len(dag.chunks), max(1, dag.microbatches)), -1, np.int32)
+    index = np.flatnonzero(dag.compute)
+    nodes = dag.nodes
+    table[nodes.phase[index], nodes.chunk[index], np.maximum(nodes.microbatch[index], 0)] = index
+    return table
+
+
+def splice(dag: Dag, anchors: Ints, nodes: Nodes, *, before: bool) -> Dag:
+    """Put ``nodes[i]`` on every activation, gradient and stash edge into (or out of) ``anchors[i]``.
+
+    Rewrite::
+
+        u -> v   becomes   u -> new -> v    (before v, or after u)
+    """
+    n = len(dag)
+    new_of = np.full(n, -1, np.int32)
+    new_of[anchors] = n + np.arange(len(anchors))
+    edges = dag.edges
+    ends = edges.dst if before else edges.src
+    moved = (new_of[ends] >= 0) & np.isin(edges.role, (Role.ACTIVATION, Role.GRADIENT, Role.STASH))
+    redirected = np.where(moved, new_of[ends], ends).astype(np.int32)
+    backward = np.isin(dag.nodes.phase[anchors], (Phase.B, Phase.BI, Phase.BW))
+    role = np.where(backward, int(Role.GRADIENT), int(Role.ACTIVATION))
+    fresh = new_of[anchors]
+    link = Edges.make(fresh, anchors, role) if before else Edges.make(anchors, fresh, role)
+    kept = replace(edges, dst=redirected) if before else replace(edges, src=redirected)
+    return replace(
+        dag, nodes=Nodes.concat([dag.nodes, nodes]), edges=Edges.concat([kept, link])
+    )
+
+
+def update_states(dag: Dag, index: Ints, change: Callable[[ShardState, Ranks], ShardState]) -> Dag:
+    """Return the DAG with ``change(state, row ranks)`` applied to the shard state of the nodes at ``index``."""
+    states = list(dag.states)
+    known = {state: i for i, state in enumerate(states)}
+    nodes = dag.nodes
+    key = nodes.state[index].astype(np.int64) * (len(dag.groups) + 1) + nodes.group[index] + 1
+    unique, inverse = np.unique(key, return_inverse=True)
+    fresh = np.empty(len(unique), np.int32)
+    for i, value in enumerate(unique.tolist()):
+        state, group = divmod(value, len(dag.groups) + 1)
+        row = dag.groups[group - 1] if group else ()
+        new = change(dag.states[state], row)
+        fresh[i] = known.setdefault(new, len(states))
+        if fresh[i] == len(states):
+            states.append(new)
+    column = nodes.state.copy()
+    column[index] = fresh[inverse]
+    return replace(dag, nodes=nodes.with_(state=column), states=tuple(states))
+
+
+def rows(dag: Dag) -> tuple[int, ...]:
+    """Return the group indices of the plan's rows, ordered by their ranks."""
+    return tuple(sorted(range(len(dag.groups)), key=lambda g: dag.groups[g]))
+
+
+def comms_of(dag: Dag) -> Ints:
+    """Return the indices of collectives that shard directives put around compute."""
+    return np.flatnonzero((dag.nodes.kind == NodeKind.COLLECTIVE) & (dag.nodes.bucket < 0) & (dag.nodes.chunk >= 0))
+
+
+class Growth:
+    """Nodes and edges being added to a DAG; joined to it once, by :meth:`finish`."""
+
+    def __init__(self, dag: Dag) -> None:
+        self.dag, self.size = dag, len(dag)
+        self._nodes: list[Nodes] = []
+        self._edges: list[Edges] = []
+
+    def add(self, nodes: Nodes) -> Ints:
+        """Add nodes; return their indices."""
+        index = self.size + np.arange(len(nodes), dtype=np.int32)
+        self.size += len(nodes)
+        self._nodes.append(nodes)
+        return index
+
+    def link(self, src: Ints, dst: Ints, role: int) -> None:
+        """Add edges of one role between two equally long arrays of node indices."""
+        self._edges.append(Edges.make(src, dst, role))
+
+    def finish(self) -> Dag:
+        """Return the DAG with everything added."""
+        nodes = Nodes.concat([self.dag.nodes, *self._nodes])
+        edges = Edges.concat([self.dag.edges, *self._edges])
+        return replace(self.dag, nodes=nodes, edges=edges)
