@@ -1,0 +1,55 @@
+"""Interleaved 1F1B: 1F1B over v stages a row, microbatches in rounds of p."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from piper_core.ir.action import Slot
+from piper_core.schedule.families.base import Family, Rows, at_least, backwards, forwards
+from piper_core.schedule.grid import Layout
+
+
+class Interleaved1F1B(Family):
+    """Divide the bubble of 1F1B by v: (p - 1) / (v m + p - 1) where p divides m.
+
+    A round of microbatches passes through all the row's stages before the next round begins. Source: arXiv
+    2104.04473, section 2.2.2, which asks that p divide m. Other m are legal here: the remainder joins the
+    last round (so only m < p makes a round of less than p), and a row runs ahead by as many forwards as its
+    first backwards of that round need.
+    """
+
+    name = "interleaved_1f1b"
+    layout = Layout.LOOP
+    splits_backward = False
+
+    def virtual_stages(self, p: int) -> range:
+        return at_least(2)
+
+    def rows(self, p: int, m: int, v: int) -> Rows:
+        n_rounds = max(1, m // p)
+        bounds = [*range(0, n_rounds * p, p), m]
+        rounds = list(pairwise(bounds))
+        rows: list[list[Slot]] = []
+        for r in range(p):
+            f: list[Slot] = []
+            b: list[Slot] = []
+            ahead: list[int] = []  # forwards that the row has done before its i-th backward
+            for start, stop in rounds:
+                for chunk in range(v):
+                    f += forwards(chunk * p + r, m)[start:stop]
+                first = len(f) - (stop - start) + 2 * (p - 1 - r) + 1
+                ahead += [first + i for i in range(v * (stop - start))]
+                for chunk in reversed(range(v)):
+                    b += backwards(chunk * p + r, m)[start:stop]
+            row: list[Slot] = []
+            done = 0
+            for backward, needed in zip(b, ahead, strict=True):
+                if needed > done:
+                    row += f[done:needed]
+                    done = needed
+                row.append(backward)
+            rows.append(row)
+        return rows
+
+
+FAMILY = Interleaved1F1B()
