@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from piper_core.errors import DirectiveError, InfeasibleError
 from piper_core.ir.action import KIND_OF_PHASE, Action
@@ -14,6 +14,9 @@ from piper_core.schedule.grid import Grid, Layout, rows_of_stage
 
 Order: TypeAlias = list[list[int]]
 """Total order of tasks on each row."""
+
+Measure: TypeAlias = Literal["makespan", "span"]
+"""What to make small: the time when the last row ends, or the longest time from a row's start to its end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,22 +1,27 @@
-"""Order compute on rows under memory limits: many priority rules through one simulation, the best kept."""
+"""Order compute on rows under memory limits: many starts, each justified, the best kept.
+
+A start is a priority rule run through a simulation, or a periodic pattern; justification then moves tasks into
+idle time, backwards and forwards in time, until that gains nothing. No published schedule is consulted.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
-from typing import Literal, TypeAlias
 
 from piper_core.errors import InfeasibleError
-from piper_core.schedule.list_decode import Decoded, Network, decode, replay
-from piper_core.schedule.list_problem import ListProblem, Order, check_limits, peaks, slackened
-
-Measure: TypeAlias = Literal["makespan", "span"]
+from piper_core.schedule.list_bound import makespan_bound_s, span_bound_s
+from piper_core.schedule.list_decode import Decoded, Network, decode
+from piper_core.schedule.list_improve import Justifier
+from piper_core.schedule.list_priority import starts
+from piper_core.schedule.list_problem import ListProblem, Measure, Order, check_limits, peaks, slackened
 
 
 def list_schedule(problem: ListProblem, *, effort: int = 1, measure: Measure = "makespan") -> Order:
     """Return the total order of tasks on each row, the best found for ``measure`` (ties by the other one).
 
     A problem whose precedence already orders each row keeps that order. The order comes from a simulation,
-    so it cannot deadlock. ``effort`` 0 takes the best of very few rules, 1 and up try more.
+    so it cannot deadlock. ``effort`` 0 takes the first rule that works, each step up tries more.
 
     Raises:
         DirectiveError: the precedence is cyclic.
@@ -28,21 +33,18 @@ def list_schedule(problem: ListProblem, *, effort: int = 1, measure: Measure = "
         _fits(problem, given)
         return given
     check_limits(problem)
+    bound = makespan_bound_s(network) if measure == "makespan" else span_bound_s(network)
+    goal = bound + network.quantum_s * len(problem.row)
+    justifier = Justifier(network, measure)
     best: Decoded | None = None
-    T = max(
-        sum(problem.seconds[t] for t in range(len(problem.row)) if problem.row[t] == r and problem.key[t][2] == 0)
-        for r in range(problem.rows)
-    )
-    rules = [
-        [-network.tail_s[t] - problem.seconds[t] for t in range(len(problem.row))],
-        [problem.key[t][2] * T + network.head_s[t] for t in range(len(problem.row))],
-    ]
-    for rule in rules:
-        found = decode(network, rule)
-        if found is not None and (best is None or found.makespan_s < best.makespan_s):
+    for found in starts(network, effort):
+        found = justifier.settle(found, goal)
+        if best is None or justifier.score(found) < justifier.score(best):
             best = found
+            if justifier.score(best)[0] <= goal:
+                break
     if best is None:
-        raise InfeasibleError("no order found that keeps the limits under the given partial order")
+        raise _infeasible(network)
     return best.order
 
 
@@ -66,3 +68,7 @@ def _fits(problem: ListProblem, order: Order) -> None:
                 f"row {row} holds {peak:.6g} bytes of activations at once in the given order and its limit is "
                 f"{problem.limit_bytes[row]:.6g}: {peak - problem.limit_bytes[row]:.6g} too many"
             )
+
+
+def _infeasible(network: Network) -> InfeasibleError:
+    return InfeasibleError("no order found that keeps the limits under the given partial order")

@@ -1,0 +1,120 @@
+"""Make an order better: move tasks into idle time that they fit, forwards and backwards in time."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+from piper_core.schedule.list_decode import Decoded, Network, measured
+from piper_core.schedule.list_problem import Measure
+
+
+class Justifier:
+    """Compacts schedules of one network towards their end, then towards their start, as long as that gains.
+
+    This is justification (Valls, Ballestin and Quintanilla 2005). For the span, each row has its own end to
+    be moved towards: that of the longest span after its own earliest start.
+    """
+
+    def __init__(self, network: Network, measure: Measure) -> None:
+        self._forward, self._backward, self._measure = network, network.reversed(), measure
+        rows, row_of = network.problem.rows, network.problem.row
+        first = [float("inf")] * rows
+        for task, row in enumerate(row_of):
+            first[row] = min(first[row], network.head_s[task])
+        latest = max((s for s in first if s < float("inf")), default=0.0)
+        self._lag = [0.0 if measure == "makespan" or s > latest else latest - s for s in first]
+
+    def score(self, schedule: Decoded) -> tuple[float, float]:
+        """Return what to make small."""
+        if self._measure == "makespan":
+            return schedule.makespan_s, schedule.span_s
+        return schedule.span_s, schedule.makespan_s
+
+    def settle(self, schedule: Decoded, goal_s: float, rounds: int = 4) -> Decoded:
+        """Justify until nothing is gained or the measure meets ``goal_s``."""
+        best = self.score(schedule)
+        for _ in range(rounds):
+            if best[0] <= goal_s:
+                break
+            moved = self.justify(schedule)
+            score = self.score(moved)
+            if score >= best:
+                break
+            schedule, best = moved, score
+        return schedule
+
+    def justify(self, schedule: Decoded) -> Decoded:
+        """Compact once towards the end, once towards the start."""
+        late = compact(self._backward, self._mirrored(schedule), self._lag)
+        return compact(self._forward, self._mirrored(late))
+
+    def _mirrored(self, schedule: Decoded) -> list[float]:
+        seconds = self._forward.problem.seconds
+        return [schedule.makespan_s - begin - seconds[t] for t, begin in enumerate(schedule.start_s)]
+
+
+def compact(network: Network, start: list[float], lag: list[float] | None = None) -> Decoded:
+    """Start each task, in order of ``start``, as early as precedence, idle time and memory allow.
+
+    ``start`` is that of a legal schedule, and no task starts later than in it (serial generation scheme),
+    save where ``lag`` (seconds before which a row may not start) says so. A task that acquires memory moves
+    forward past others only while the row stays within its limit all the way.
+    """
+    problem = network.problem
+    seconds, hold, release, row_of, preds = (
+        problem.seconds, problem.hold_bytes, problem.release_bytes, problem.row, problem.preds,
+    )  # fmt: skip
+    quantum = network.quantum_s
+    position = [0] * len(start)
+    for index, task in enumerate(network.order):
+        position[task] = index
+    new = [0.0] * len(start)
+    rows: list[list[int]] = [[] for _ in range(problem.rows)]
+    begins: list[list[float]] = [[] for _ in range(problem.rows)]
+    ends: list[list[float]] = [[] for _ in range(problem.rows)]
+    held: list[list[float]] = [[] for _ in range(problem.rows)]  # while the task at this position runs
+    limit = network.limit
+    for task in sorted(range(len(start)), key=lambda t: (start[t], position[t])):
+        row, need, acquires = row_of[task], seconds[task], hold[task]
+        ready = lag[row] if lag else 0.0
+        for pred, delay in preds[task]:
+            end = new[pred] + seconds[pred] + delay
+            if end > ready:
+                ready = end
+        tasks, begin, finish, profile = rows[row], begins[row], ends[row], held[row]
+        last = len(tasks)
+        at, when = last, max(ready, finish[-1]) if last else ready
+        if last and finish[-1] > ready + quantum:
+            if acquires:
+                room = limit[row] - acquires
+                index = last
+                while index and profile[index - 1] <= room:
+                    index -= 1
+                    gap = finish[index - 1] if index else 0.0
+                    if gap < ready:
+                        gap = ready
+                    if gap + need <= begin[index] + quantum:
+                        at, when = index, gap
+                    if begin[index] <= ready:
+                        break
+            else:
+                index = bisect_right(finish, ready)
+                gap = ready
+                while index < last:
+                    if gap + need <= begin[index] + quantum:
+                        at, when = index, gap
+                        break
+                    gap = finish[index]
+                    index += 1
+        before = profile[at - 1] - release[tasks[at - 1]] if at else 0.0
+        tasks.insert(at, task)
+        begin.insert(at, when)
+        finish.insert(at, when + need)
+        profile.insert(at, before + acquires)
+        if at < last:
+            change = acquires - release[task]
+            if change:
+                for index in range(at + 1, last + 1):
+                    profile[index] += change
+        new[task] = when
+    return measured(network, rows, new)
