@@ -27,7 +27,7 @@ SEARCH_ARGS ?=
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
 
-setup: $(STAMP)
+setup: $(STAMP) ;@:
 
 $(STAMP): pyproject.toml constraints.txt
 	@if ! "$(PYTHON)" -c '$(NEW_ENOUGH)' 2>/dev/null; then \
@@ -36,12 +36,12 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo 'setup: installing into .venv (minutes the first time)'
 	@if ! $(BIN)/python -c '$(USABLE)' 2>/dev/null; then "$(PYTHON)" -m venv --clear .venv; fi
 ifeq ($(strip $(TORCH_INDEX)),)
-	@$(PIP) install --quiet --constraint constraints.txt torch
+	@$(PIP) install -qq --constraint constraints.txt torch
 else
 # Without dependencies: that index need not have the pinned releases of what torch needs; the next line brings them.
-	@$(PIP) install --quiet --constraint constraints.txt --no-deps --index-url "$(TORCH_INDEX)" torch
+	@$(PIP) install -qq --constraint constraints.txt --no-deps --index-url "$(TORCH_INDEX)" torch
 endif
-	@$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	@$(PIP) install -qq --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 test: setup
