@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+PACKAGES = ("piper_core", "profiler", "search")
 LAYERS = (
     "runtime",
     "frontend",
@@ -55,6 +56,14 @@ def skeleton(root: Path, *imports: tuple[str, str]) -> Path:
 def test_contracts_hold() -> None:
     done = lint(ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_folder_is_a_package() -> None:
+    """import-linter looks past a folder that has no ``__init__.py``."""
+    modules = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    folders = {path.parent for path in modules} | {ROOT / package for package in PACKAGES}
+    bare = sorted(str(f.relative_to(ROOT)) for f in folders if not (f / "__init__.py").exists())
+    assert not bare, f"no __init__.py in {', '.join(bare)}"
 
 
 def test_imports_down_the_layers_are_kept(tmp_path: Path) -> None:
