@@ -54,7 +54,8 @@ class Work:
     ``memory_bytes`` is traffic of memory-bound ops that tensor parallelism divides, ``replicated_bytes``
     traffic that only sequence or context parallelism divides; ``weight_bytes`` is moved once whatever the
     batch; ``kernels`` counts launches (not per sequence). ``matmuls`` gives the shapes behind
-    ``matmul_flops`` where they are known, ``attention_kernel`` the kernel behind ``attention_flops``.
+    ``matmul_flops`` where they are known, ``attention_kernel`` the kernel behind ``attention_flops`` and
+    ``attention_span`` the FLOPs of its longest block, which one multiprocessor does alone whatever the batch.
     """
 
     matmul_flops: float = 0.0
@@ -65,6 +66,7 @@ class Work:
     kernels: int = 0
     matmuls: tuple[Matmul, ...] = ()
     attention_kernel: AttentionKernel = "flash2"
+    attention_span: float = 0.0
 
     @property
     def flops(self) -> float:
@@ -81,6 +83,7 @@ class Work:
             self.kernels + other.kernels,
             self.matmuls + other.matmuls,
             self.attention_kernel if self.attention_flops else other.attention_kernel,
+            max(self.attention_span, other.attention_span),
         )
 
 
@@ -154,7 +157,8 @@ class Chunk:
 class ModelChunks:
     """The closed-form or traced table of a model: ``chunks`` in forward order and their data edges.
 
-    ``edges`` are (producer, consumer, bytes for one sequence) in chunk indices.
+    ``edges`` are (producer, consumer, bytes for one sequence) in chunk indices. ``units`` says, for each kind of
+    shard, the number that its degree must divide (missing: any degree).
     """
 
     name: str
@@ -163,6 +167,7 @@ class ModelChunks:
     chunks: tuple[Chunk, ...]
     edges: tuple[tuple[int, int, float], ...]
     dtype_bytes: int = 2
+    units: tuple[tuple[str, int], ...] = ()
 
     @property
     def parameters(self) -> int:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from piper_core.arch.chunk import AttentionKernel, Chunk, Fusion, Matmul, ModelChunks, Parameter, Saved, Work
+from piper_core.arch.contract import shard_units
 from piper_core.arch.record import Architecture
 from piper_core.errors import ConfigError
 from piper_core.names import Region
@@ -70,7 +71,8 @@ def model_chunks(
             edges.append((first, first + 1, hidden))
     edges.append((len(chunks) - 1, len(chunks), hidden))
     chunks.append(build.head())
-    return ModelChunks(architecture.name, architecture.layers, seq_len, tuple(chunks), tuple(edges))
+    units = shard_units(architecture, seq_len)
+    return ModelChunks(architecture.name, architecture.layers, seq_len, tuple(chunks), tuple(edges), units=units)
 
 
 def _at_layer(template: Chunk, layer: int) -> Chunk:
@@ -148,22 +150,24 @@ class _Builder:
         memory: tuple[float, float, float] = (0, 0, 0),
         replicated: tuple[float, float, float] = (0, 0, 0),
         attention: tuple[float, float] = (0, 0),
+        span: tuple[float, float] = (0, 0),
         kernels: tuple[int, int, int],
         weights: int,
     ) -> tuple[Work, Work, Work]:
         """Assemble F, BI, BW from their linear layers and traffic; ``weights`` counts matmul weights held."""
         moved = (weights * DTYPE_BYTES, weights * DTYPE_BYTES, weights * ACCUMULATE_BYTES)
-        flash = (*attention, 0)
+        core, spans = (*attention, 0), (*span, 0)
         return tuple(  # type: ignore[return-value]  # three phases, three works
             Work(
                 sum(linear[phase].flops for linear in linears),
-                flash[phase],
+                core[phase],
                 memory[phase],
                 replicated[phase],
                 float(moved[phase]),
                 kernels[phase],
                 tuple(linear[phase] for linear in linears),
                 self.kernel,
+                spans[phase],
             )
             for phase in range(3)
         )
@@ -232,6 +236,8 @@ class _Builder:
         full = 4.0 * seq * seq * arch.q_width
         flops = (full / 2, 1.25 * full) if flash else (full, 2 * full)
         scores = 0.0 if flash else float(arch.heads * seq * seq)
+        # the last 128 queries meet every key in F; in BI 64 keys meet every query, 2.5 times the work
+        block = 4.0 * 128 * seq * arch.head_dim if flash else 0.0
         # F: scores written, scaled softmax, dropout (mask 1 byte), read again; BI: the same backwards
         core_traffic, core_backward = 11 * scores, 15 * scores
         rotary = 0.0 if arch.learned_positions else 2 * (q + k)
@@ -242,6 +248,7 @@ class _Builder:
             memory=(rotary + core_traffic + bias[0], rotary + core_backward, bias[0] / 2),
             replicated=(norm_f + 3 * hidden, norm_b + 3 * hidden, bias[1]),
             attention=flops,
+            span=(block, 1.25 * block),
             kernels=(
                 kernels_f + 4 + (2 if rotary else 0) + (0 if flash else 3),
                 kernels_b + 4 + (2 if rotary else 0) + (0 if flash else 4),

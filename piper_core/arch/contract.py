@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 from typing import Literal, assert_never
 
 from piper_core.arch.chunk import Chunk
@@ -143,30 +144,31 @@ def _context(region: Region, phase: Phase, method: Method) -> tuple[Exchange, ..
     )
 
 
+def shard_units(architecture: Architecture, seq_len: int) -> tuple[tuple[str, int], ...]:
+    """Return, for each kind of shard, the number that its degree must divide.
+
+    tensor: query heads, key heads, feed-forward widths, vocabulary; sequence: those and the sequence;
+    expert: experts (1 in a dense model); context: half the sequence, since a ring balances the causal mask
+    with two parts a rank.
+    """
+    arch = architecture
+    widths = [width for width in (arch.ffn, arch.expert_ffn, arch.shared_ffn) if width]
+    tensor = gcd(arch.heads, arch.kv_heads, arch.vocab, *widths)
+    context = seq_len // 2 if seq_len % 2 == 0 else 1
+    return (
+        (str(ShardKind.TENSOR), tensor),
+        (str(ShardKind.SEQUENCE), gcd(tensor, seq_len)),
+        (str(ShardKind.EXPERT), max(arch.experts, 1)),
+        (str(ShardKind.CONTEXT), context),
+    )
+
+
 def legal_degrees(
     architecture: Architecture, kind: ShardKind, seq_len: int, *, limit: int = 1 << 20
 ) -> tuple[int, ...]:
-    """Return the degrees up to ``limit`` that divide what ``kind`` splits.
-
-    tensor: query heads, key heads, feed-forward widths, vocabulary; sequence: those and the sequence;
-    expert: experts (1 alone in a dense model); context: the sequence in 2 d parts, which a ring needs to
-    balance the causal mask.
-    """
-    arch = architecture
-    tensor = [arch.heads, arch.kv_heads, arch.vocab]
-    tensor += [width for width in (arch.ffn, arch.expert_ffn, arch.shared_ffn) if width]
-    match kind:
-        case ShardKind.TENSOR:
-            sizes = tensor
-        case ShardKind.SEQUENCE:
-            sizes = [*tensor, seq_len]
-        case ShardKind.EXPERT:
-            sizes = [max(arch.experts, 1)]
-        case ShardKind.CONTEXT:
-            sizes = [seq_len // 2] if seq_len % 2 == 0 else [1]
-        case _:
-            assert_never(kind)
-    return tuple(d for d in range(1, min(*sizes, limit, limit) + 1) if all(size % d == 0 for size in sizes))
+    """Return the degrees up to ``limit`` that divide what ``kind`` splits (see :func:`shard_units`)."""
+    unit = dict(shard_units(architecture, seq_len))[str(kind)]
+    return tuple(degree for degree in range(1, min(unit, limit) + 1) if unit % degree == 0)
 
 
 def check_degree(architecture: Architecture, kind: ShardKind, degree: int, seq_len: int) -> None:
