@@ -157,8 +157,8 @@ class Chunk:
 class ModelChunks:
     """The closed-form or traced table of a model: ``chunks`` in forward order and their data edges.
 
-    ``edges`` are (producer, consumer, bytes for one sequence) in chunk indices. ``units`` says, for each kind of
-    shard, the number that its degree must divide (missing: any degree).
+    ``edges`` are (producer, consumer, bytes for one sequence) in chunk indices. ``units`` says, for each
+    kind of shard, the number that its degree must divide (missing: any degree).
     """
 
     name: str

@@ -72,7 +72,9 @@ def model_chunks(
     edges.append((len(chunks) - 1, len(chunks), hidden))
     chunks.append(build.head())
     units = shard_units(architecture, seq_len)
-    return ModelChunks(architecture.name, architecture.layers, seq_len, tuple(chunks), tuple(edges), units=units)
+    return ModelChunks(
+        architecture.name, architecture.layers, seq_len, tuple(chunks), tuple(edges), units=units
+    )
 
 
 def _at_layer(template: Chunk, layer: int) -> Chunk:

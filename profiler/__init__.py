@@ -1,0 +1,1 @@
+"""Times chunks and collectives, and describes the hardware they run on."""

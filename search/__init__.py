@@ -1,0 +1,1 @@
+"""Says what a strategy costs and which one is best."""
