@@ -90,7 +90,12 @@ class Decoded:
 
 
 def decode(
-    network: Network, urgency: list[float], caps: list[float] | None = None, patience: float = 0.0
+    network: Network,
+    urgency: list[float],
+    *,
+    caps: list[float] | None = None,
+    patience: float = 0.0,
+    eager: bool = False,
 ) -> Decoded | None:
     """Simulate: whenever a row is idle it starts the ready task of least ``urgency`` that its memory admits,
     a filler only when nothing else may start. None when memory stops all rows.
@@ -111,6 +116,10 @@ def decode(
     for position, task in enumerate(by_rank):
         rank[task] = position
     free = list(network.limit if caps is None else caps)
+    acquiring = [0] * problem.rows
+    if eager:
+        for task, row in enumerate(row_of):
+            acquiring[row] += kind[task] > 1
     queues: list[list[list[int]]] = [[[] for _ in range(count)] for count in network.kinds]
     bank = [_Bank(problem, row) if nested[row] else None for row in range(problem.rows)]
     waiting = [len(preds) for preds in problem.preds]
@@ -145,6 +154,8 @@ def decode(
                 continue
             lines = queues[row]
             best = lines[0][0] if lines[0] else total
+            if acquiring[row] > 0 and lines[1] and lines[1][0] < best:
+                best = lines[1][0]
             room, ledger = free[row], bank[row]
             for line in lines[2:]:
                 if line and line[0] < best:
@@ -178,6 +189,7 @@ def decode(
             start[task] = now
             end = now + seconds[task]
             if hold[task]:
+                acquiring[row] -= 1
                 free[row] -= hold[task]
                 if ledger is not None:
                     ledger.take(key[task][2], hold[task])

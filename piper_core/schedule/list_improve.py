@@ -17,6 +17,7 @@ class Justifier:
 
     def __init__(self, network: Network, measure: Measure) -> None:
         self._forward, self._backward, self._measure = network, network.reversed(), measure
+        self.work = 0
         rows, row_of = network.problem.rows, network.problem.row
         first = [float("inf")] * rows
         for task, row in enumerate(row_of):
@@ -45,6 +46,7 @@ class Justifier:
 
     def justify(self, schedule: Decoded) -> Decoded:
         """Compact once towards the end, once towards the start."""
+        self.work += 2
         late = compact(self._backward, self._mirrored(schedule), self._lag)
         return compact(self._forward, self._mirrored(late))
 

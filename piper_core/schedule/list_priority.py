@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from piper_core.schedule.list_decode import Decoded, Network, decode, replay
 from piper_core.schedule.list_problem import Order, peaks
@@ -57,37 +58,49 @@ def pattern(network: Network, stretch: float = 1.0) -> list[float]:
     return [offset.get((s, f), 0.0) + (mb - first) * period for s, f, mb in key]
 
 
-def starts(network: Network, effort: int) -> Iterator[Decoded]:
-    """Yield schedules that keep the limits, from rules in order of promise."""
-    problem = network.problem
-    key, tasks = problem.key, range(len(problem.row))
-    period = _period(network)
-    for stretch in (1.0, 1.03, 1.1)[: 1 + 2 * effort]:
-        found = _as_ordered(network, pattern(network, stretch))
-        if found is not None:
-            yield found
-            if not effort:
-                return
-    for drift in (0.5, 0.4, 0.75, 1.0, 0.25, 1.5):
-        rule = [key[t][2] * period * drift + network.head_s[t] for t in tasks]
-        for patience in (0.0, 0.5, 1.0) if effort else (0.0,):
-            found = decode(network, rule, patience=patience)
-            if found is not None:
-                yield found
-                if not effort:
-                    return
-    rules = [
-        [-network.tail_s[t] - problem.seconds[t] for t in tasks],
-        [key[t][2] + (1e6 if problem.hold_bytes[t] else 0.0) - 1e-3 * key[t][0] for t in tasks],
-        pattern(network),
-    ]
-    for rule in rules:
-        for patience in (0.0, 0.5, 1.0):
-            found = decode(network, rule, patience=patience)
-            if found is not None:
-                yield found
-                if not effort:
-                    return
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One way to say how urgent a task is, and how a row decides.
+
+    Urgency is when the task could run at best, plus ``drift`` periods for each microbatch before it (rounds
+    of ``rounds`` microbatches travel together, one task apart), less ``forward_first`` periods for what
+    acquires memory and ``filler_first`` for fillers. ``eager`` and ``patience``: see :func:`decode`.
+    """
+
+    drift: float
+    forward_first: float = 0.0
+    filler_first: float = 0.0
+    rounds: int = 1
+    eager: bool = False
+    patience: float = 0.0
+
+    def decode(self, network: Network) -> Decoded | None:
+        """Run the rule."""
+        problem, head = network.problem, network.head_s
+        period, size = _period(network), self.rounds
+        pace = min(s for s in problem.seconds if s > 0.0) if size > 1 else 0.0
+        after = {
+            mb: (mb - mb % size) * period * self.drift + mb % size * pace for mb in {k[2] for k in problem.key}
+        }
+        less = [0.0, self.filler_first * period, self.forward_first * period]
+        urgency = [
+            head[t] + after[mb] - less[min(kind, 2)]
+            for t, ((_, _, mb), kind) in enumerate(zip(problem.key, network.kind, strict=True))
+        ]
+        return decode(network, urgency, patience=self.patience, eager=self.eager)
+
+
+def rules(network: Network) -> Iterator[Rule]:
+    """Yield rules in order of promise."""
+    rows = network.problem.rows
+    yield Rule(0.5)
+    yield Rule(0.4, 0.5, 0.5, eager=True)
+    if any(network.nested):
+        yield Rule(0.34, rounds=rows)
+    for patience in (0.0, 0.5, 1.0):
+        for drift in (0.4, 0.5, 0.75, 1.0, 0.25):
+            yield Rule(drift, patience=patience)
+            yield Rule(drift, 0.5, 0.5, eager=True, patience=patience)
 
 
 def _period(network: Network) -> float:
@@ -98,7 +111,7 @@ def _period(network: Network) -> float:
     return max(work) / len({mb for _, _, mb in problem.key})
 
 
-def _as_ordered(network: Network, start: list[float]) -> Decoded | None:
+def as_ordered(network: Network, start: list[float]) -> Decoded | None:
     """Replay each row in order of ``start``; None where that is illegal or exceeds a limit."""
     problem = network.problem
     order: Order = [[] for _ in range(problem.rows)]

@@ -11,9 +11,9 @@ from itertools import pairwise
 
 from piper_core.errors import InfeasibleError
 from piper_core.schedule.list_bound import makespan_bound_s, span_bound_s
-from piper_core.schedule.list_decode import Decoded, Network, decode
+from piper_core.schedule.list_decode import Decoded, Network
 from piper_core.schedule.list_improve import Justifier
-from piper_core.schedule.list_priority import starts
+from piper_core.schedule.list_priority import as_ordered, pattern, rules
 from piper_core.schedule.list_problem import ListProblem, Measure, Order, check_limits, peaks, slackened
 
 
@@ -35,17 +35,38 @@ def list_schedule(problem: ListProblem, *, effort: int = 1, measure: Measure = "
     check_limits(problem)
     bound = makespan_bound_s(network) if measure == "makespan" else span_bound_s(network)
     goal = bound + network.quantum_s * len(problem.row)
-    justifier = Justifier(network, measure)
-    best: Decoded | None = None
-    for found in starts(network, effort):
-        found = justifier.settle(found, goal)
-        if best is None or justifier.score(found) < justifier.score(best):
-            best = found
-            if justifier.score(best)[0] <= goal:
-                break
+    best = _search(network, Justifier(network, measure), goal, effort)
     if best is None:
         raise _infeasible(network)
     return best.order
+
+
+def _search(network: Network, justifier: Justifier, goal: float, effort: int) -> Decoded | None:
+    """Return the best schedule that the work allowed by ``effort`` finds; stop at ``goal`` seconds."""
+    allowed = effort * 60_000 // max(1, len(network.order))
+    best: Decoded | None = None
+    settled = 0
+    waiting: list[tuple[tuple[float, float], int, Decoded]] = []
+    for serial, found in enumerate(_starts(network)):
+        if found is not None:
+            waiting.append((justifier.score(found), serial, found))
+        if (serial % 4 == 3 or not effort) and waiting:
+            waiting.sort()
+            for _ in range(2):
+                if waiting:
+                    found = justifier.settle(waiting.pop(0)[2], goal)
+                    if best is None or justifier.score(found) < justifier.score(best):
+                        best = found
+            if best is not None and (justifier.score(best)[0] <= goal or justifier.work + serial > allowed):
+                break
+    return best
+
+
+def _starts(network: Network) -> Iterator[Decoded | None]:
+    for stretch in (1.0, 1.03, 1.1):
+        yield as_ordered(network, pattern(network, stretch))
+    for rule in rules(network):
+        yield rule.decode(network)
 
 
 def _given(network: Network) -> Order | None:
