@@ -13,6 +13,7 @@ from piper_core.directives.base import Directive, Domain
 from piper_core.directives.read import check_fields, read_devices, read_filter, read_text, resolve, write_devices
 from piper_core.errors import DirectiveError
 from piper_core.ir.dag import Dag, Mask
+from piper_core.ir.edit import whole_chunks
 from piper_core.ir.filter import Filter
 from piper_core.ir.shard_state import Ranks
 from piper_core.passes.send_recv import send_recv
@@ -63,7 +64,7 @@ class Place(Directive[PlaceEdit]):
 
     def check(self, dag: Dag, mesh: Mesh | None = None) -> PlaceEdit:
         resolve((self.devices,), None, mesh)
-        mask = self.filter.select(dag) & dag.compute
+        mask = whole_chunks(self.filter, dag, self.op)
         _fits(dag.groups, self.devices)
         placed = mask & (dag.nodes.group >= 0)
         if placed.any() and any(dag.groups[g] != self.devices for g in np.unique(dag.nodes.group[placed]).tolist()):

@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from piper_core.ir.dag import Dag, Edges, Ints, Nodes
+from piper_core.errors import DirectiveError
+from piper_core.ir.dag import Dag, Edges, Ints, Mask, Nodes
+from piper_core.ir.filter import Filter
 from piper_core.ir.shard_state import Ranks, ShardState
 from piper_core.names import NodeKind, Phase, Role
 
@@ -111,3 +113,29 @@ class Growth:
         nodes = Nodes.concat([self.dag.nodes, *self._nodes])
         edges = Edges.concat([self.dag.edges, *self._edges])
         return replace(self.dag, nodes=nodes, edges=edges)
+
+
+def attached(dag: Dag, mask: Mask) -> Ints:
+    """Return the compute nodes in ``mask`` and the communication nodes of the same (chunk, microbatch).
+
+    Collectives of a bucket are not among them.
+    """
+    nodes = dag.nodes
+    width = max(1, dag.microbatches) + 1
+    key = nodes.chunk.astype(np.int64) * width + nodes.microbatch + 1
+    wanted = np.zeros((len(dag.chunks) + 1) * width, np.bool_)
+    wanted[key[mask]] = True
+    return np.flatnonzero(wanted[key] & (nodes.chunk >= 0) & (nodes.bucket < 0)).astype(np.int32)
+
+
+def whole_chunks(filter_: Filter, dag: Dag, op: str) -> Mask:
+    """Return the compute nodes that a filter selects for an op that treats all phases of a chunk alike.
+
+    Raises:
+        DirectiveError: the filter names PASS or COMM, or matches nothing.
+    """
+    for tag, _ in filter_.items:
+        if tag in ("PASS", "COMM"):
+            raise DirectiveError(f"{op} filter names {tag}", expected="tags of chunks: all phases of a chunk belong together",
+                                 hint=f"drop {tag}")  # fmt: skip
+    return filter_.select(dag)

@@ -15,15 +15,16 @@ from piper_core.names import NodeKind, Phase, Role
 
 @dataclass(frozen=True, slots=True)
 class Macros:
-    """``of[i]`` is the macro of node i (-1: none). Per macro, shape (k,): group, stage, phase, microbatch, and the
-    compute nodes without a compute predecessor or successor inside it (``first``/``last``, as (macro, node) rows
-    sorted by macro)."""
+    """``of[i]`` is the macro of node i (-1: none). Per macro, shape (k,): group, stage, phase, microbatch, and
+    its ``first`` and ``last`` compute node in the fixed inner order (forward: by chunk; backward: reversed)."""
 
     of: Ints
     group: Ints
     stage: Ints
     phase: Ints
     microbatch: Ints
+    first: Ints
+    last: Ints
 
     def __len__(self) -> int:
         return len(self.group)
@@ -32,6 +33,12 @@ class Macros:
         """Return the macro of each (stage, phase, microbatch); unique since a microbatch meets a stage once."""
         keys = zip(self.stage.tolist(), self.phase.tolist(), self.microbatch.tolist(), strict=True)
         return {key: i for i, key in enumerate(keys)}
+
+
+def inner_position(dag: Dag) -> Ints:
+    """Return where each node stands in the inner order of its macro: by chunk, reversed in a backward."""
+    backward = np.isin(dag.nodes.phase, (Phase.B, Phase.BI, Phase.BW))
+    return np.where(backward, len(dag.chunks) - dag.nodes.chunk, dag.nodes.chunk)
 
 
 def separate_recompute(dag: Dag) -> Mask:
@@ -48,16 +55,20 @@ def separate_recompute(dag: Dag) -> Mask:
     return named
 
 
-def macros(dag: Dag) -> Macros:
-    """Group compute nodes, and the collectives around them, by (row, stage, phase, microbatch)."""
+def macros(dag: Dag, separate: Mask | None = None) -> Macros:
+    """Group compute nodes, and the collectives around them, by (row, stage, phase, microbatch).
+
+    ``separate`` says for which stages R is a macro of its own (default: where an order names it).
+    """
     nodes = dag.nodes
     inside = (nodes.kind == NodeKind.COMPUTE) | (
         (nodes.kind == NodeKind.COLLECTIVE) & (nodes.bucket < 0) & (nodes.chunk >= 0)
     )
     index = np.flatnonzero(inside)
     phase = nodes.phase[index]
-    recompute = (phase == Phase.R) & ~separate_recompute(dag)[nodes.stage[index]]
+    recompute = phase == Phase.R
     if recompute.any():
+        recompute &= ~(separate_recompute(dag) if separate is None else separate)[nodes.stage[index]]
         table = compute_table(dag)
         whole = table[Phase.B][nodes.chunk[index], np.maximum(nodes.microbatch[index], 0)] >= 0
         phase = np.where(recompute, np.where(whole, int(Phase.B), int(Phase.BI)), phase)
@@ -65,38 +76,17 @@ def macros(dag: Dag) -> Macros:
     key = nodes.group[index].astype(np.int64) + 1
     key = (key * stages + nodes.stage[index] + 1) * 8 + phase
     key = key * (splits + 1) + nodes.microbatch[index] + 1
-    unique, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+    order = np.lexsort((inner_position(dag)[index], nodes.kind[index], key))
+    ranked = key[order]
+    new = np.flatnonzero(np.diff(ranked, prepend=-1))
     of = np.full(len(nodes), -1, np.int32)
-    of[index] = inverse
-    pick = index[first]
-    return Macros(of, nodes.group[pick], nodes.stage[pick], phase[first].astype(np.int32), nodes.microbatch[pick])
-
-
-def macro_ends(dag: Dag, found: Macros) -> tuple[Ints, Ints]:
-    """Return the compute nodes that start and that end their macro, each sorted by macro.
-
-    A node starts its macro when no compute node of the same macro reaches it through data edges.
-    """
-    nodes, edges = dag.nodes, dag.edges
-    compute = dag.compute
-    of = found.of
-    inner = (edges.role != Role.TEMPORAL) & (of[edges.src] >= 0) & (of[edges.src] == of[edges.dst])
-    src, dst = edges.src[inner], edges.dst[inner]
-    has_next, has_previous = np.zeros(len(nodes), np.bool_), np.zeros(len(nodes), np.bool_)
-    for _ in range(8):
-        forward = compute[dst] | has_next[dst]
-        back = compute[src] | has_previous[src]
-        before = int(has_next.sum()) + int(has_previous.sum())
-        has_next[src[forward]] = True
-        has_previous[dst[back]] = True
-        if int(has_next.sum()) + int(has_previous.sum()) == before:
-            break
-    starts = np.flatnonzero(compute & ~has_previous)
-    ends = np.flatnonzero(compute & ~has_next)
-    return (
-        starts[np.argsort(of[starts], kind="stable")].astype(np.int32),
-        ends[np.argsort(of[ends], kind="stable")].astype(np.int32),
-    )
+    of[index[order]] = np.cumsum(np.diff(ranked, prepend=-1) != 0) - 1
+    computes = np.add.reduceat((nodes.kind[index[order]] == NodeKind.COMPUTE).astype(np.int32), new)
+    first, last = index[order][new], index[order][new + computes - 1]
+    return Macros(
+        of, nodes.group[first], nodes.stage[first], phase[order][new].astype(np.int32), nodes.microbatch[first],
+        first.astype(np.int32), last.astype(np.int32),
+    )  # fmt: skip
 
 
 def project(dag: Dag, of: Ints, edges: Edges | None = None) -> tuple[Ints, Ints]:

@@ -10,12 +10,12 @@ from piper_core.schedule.grid import Layout
 
 
 class Interleaved1F1B(Family):
-    """Divide the bubble of 1F1B by v: (p - 1) / (v m + p - 1) where p divides m.
+    """Divide the bubble of 1F1B by v: (p - 1) / (v m + p - 1) for every m >= p.
 
     A round of microbatches passes through all the row's stages before the next round begins. Source: arXiv
-    2104.04473, section 2.2.2, which asks that p divide m. Other m are legal here: the remainder joins the
-    last round (so only m < p makes a round of less than p), and a row runs ahead by as many forwards as its
-    first backwards of that round need.
+    2104.04473, section 2.2.2, which asks that p divide m and makes rounds of p. For other m, the m // p
+    rounds (at least one) are as even as can be, and a row runs ahead of each round's first backward by as
+    many forwards as that backward needs; so it may hold a little more than at the next multiple of p.
     """
 
     name = "interleaved_1f1b"
@@ -27,7 +27,7 @@ class Interleaved1F1B(Family):
 
     def rows(self, p: int, m: int, v: int) -> Rows:
         n_rounds = max(1, m // p)
-        bounds = [*range(0, n_rounds * p, p), m]
+        bounds = [-(-m * i // n_rounds) for i in range(n_rounds + 1)]
         rounds = list(pairwise(bounds))
         rows: list[list[Slot]] = []
         for r in range(p):
