@@ -126,6 +126,7 @@ def load_device(name: str) -> Device:
 
 def sources(name: str) -> dict[str, str]:
     """Return the source of each number of a cluster, and of its device (``device.`` before the field)."""
+    load_cluster(name)  # refuses what is malformed
     data, _ = _read(name, "cluster", cluster_ids())
     device = data.get("device")
     inner = _read(device, "device", device_ids())[0] if isinstance(device, str) else device
@@ -149,7 +150,8 @@ def _read(name: str, kind: str, known: tuple[str, ...]) -> tuple[dict[str, Any],
     """Return the JSON object called ``name`` and the words that say where it is."""
     own = name.endswith(".json")
     if not own and name not in known:
-        near = get_close_matches(name.lower(), known, n=3, cutoff=0.4) or known
+        near = [each for each in known if name and each.startswith(name.lower())]
+        near = near or get_close_matches(name.lower(), known, n=3, cutoff=0.4) or list(known)
         raise ConfigError(f"unknown {kind} {name[:60]!r}; the nearest ids are {', '.join(near)}")
     path = Path(name) if own else HARDWARE / f"{name}.{kind}.json"
     where = f"{kind} file {path}" if own else f"{kind} {name}"

@@ -41,7 +41,7 @@ class RooflineCost:
         self.cluster = cluster
         self._overlap = overlap_slowdown
         # Keyed by identity, quicker than hashing a record; the Work is kept so that its id stays its own.
-        self._compute: dict[tuple[int, float, int, bool, int, int], tuple[float, Work]] = {}
+        self._compute: dict[tuple[int, bool, float, int, bool, int, int], tuple[float, Work]] = {}
         self._collective: dict[tuple[Collective, float, tuple[int, ...]], float] = {}
         self._send: dict[tuple[float, tuple[int, ...], tuple[int, ...]], float] = {}
 
@@ -92,12 +92,11 @@ class RooflineCost:
                 return 0.0
             case _:
                 assert_never(phase)
-        key = (id(work), sequences, tensor, sequence_parallel, context, expert)
+        backward = phase is Phase.BI
+        key = (id(work), backward, sequences, tensor, sequence_parallel, context, expert)
         known = self._compute.get(key)
         if known is None:
-            seconds = self._work_s(
-                work, phase is Phase.BI, sequences, tensor, sequence_parallel, context, expert
-            )
+            seconds = self._work_s(work, backward, sequences, tensor, sequence_parallel, context, expert)
             known = self._compute[key] = (seconds, work)
         return known[0]
 

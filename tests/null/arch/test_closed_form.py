@@ -1,0 +1,138 @@
+"""Closed-form chunk tables: FLOPs, bytes kept, edges, tags."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from piper_core.arch import Chunk, ModelChunks, Work, model_chunks, preset
+from piper_core.errors import ConfigError
+from piper_core.names import Region
+
+MIB = 1 << 20
+DENSE = ("llama3-8b", "llama9b", "llama3-70b", "llama3-405b", "gpt3-175b")
+ALL = (*DENSE, "mixtral-8x7b", "piper-1b", "piper-9b")
+
+
+def layer(table: ModelChunks, index: int) -> list[Chunk]:
+    return [chunk for chunk in table.chunks if chunk.layer == index]
+
+
+def mib_saved(table: ModelChunks) -> float:
+    return sum(chunk.saved.sharded + chunk.saved.replicated for chunk in layer(table, 0)) / MIB
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_flops_are_6n_and_attention(name: str) -> None:
+    architecture, seq = preset(name), 2048
+    flops = sum(chunk.flops for chunk in model_chunks(architecture, seq, attention="unfused").chunks)
+    assert flops == pytest.approx(architecture.model_flops_per_token(seq) * seq, rel=0.01)
+
+
+def test_a_flash_kernel_does_half_of_causal_attention_and_recomputes_scores() -> None:
+    full, flash = (
+        model_chunks(preset("llama9b"), 4096, attention=kernel).chunks[1] for kernel in ("unfused", "flash2")
+    )
+    assert flash.forward.attention_flops == full.forward.attention_flops / 2
+    assert flash.backward_input.attention_flops == 2.5 * flash.forward.attention_flops
+    assert flash.backward_weight.attention_flops == 0
+
+
+def test_a_layer_keeps_what_a_trace_of_it_keeps() -> None:
+    """An eager llama9b layer at 4096 tokens was traced at 785 MiB of distinct saved storages."""
+    architecture = preset("llama9b")
+    assert mib_saved(model_chunks(architecture, 4096, norm="unfused")) == pytest.approx(785, abs=1)
+    assert mib_saved(model_chunks(architecture, 4096)) == pytest.approx(544.5)
+
+
+def test_an_unfused_gpt_layer_keeps_the_published_bytes() -> None:
+    """34 s h + 5 a s^2 for 2-byte GPT (Korthikanti 2022, section 4.1), less 2 s h of dropout masks."""
+    architecture, seq = preset("gpt3-175b"), 2048
+    table = model_chunks(architecture, seq, attention="unfused")
+    published = seq * architecture.hidden * 32 + 5 * architecture.heads * seq * seq
+    assert mib_saved(table) * MIB == pytest.approx(published, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("kernel", ["flash2", "unfused"])
+def test_recompute_keeps_less_and_less(name: str, kernel: str) -> None:
+    for chunk in model_chunks(preset(name), 1024, attention=kernel).chunks:  # type: ignore[arg-type]
+        kept = [
+            saved.sharded + saved.replicated
+            for saved in (chunk.saved, chunk.saved_selective, chunk.saved_full)
+        ]
+        assert kept == sorted(kept, reverse=True), chunk.name
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_shapes_add_up_to_flops(name: str) -> None:
+    for chunk in model_chunks(preset(name), 1024).chunks:
+        for work in (chunk.forward, chunk.backward_input, chunk.backward_weight):
+            assert sum(matmul.flops for matmul in work.matmuls) == pytest.approx(work.matmul_flops)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_edges_follow_the_model(name: str) -> None:
+    table = model_chunks(preset(name), 512)
+    moe = preset(name).experts > 0
+    assert len(table.chunks) == table.layers * (3 if moe else 2) + 2
+    assert len(table.edges) == table.layers * (4 if moe else 2) + 1
+    assert all(0 <= source < target < len(table.chunks) and size > 0 for source, target, size in table.edges)
+    for source, target, size in table.edges:
+        assert size == table.chunks[source].output_bytes or table.chunks[target].region is Region.EXPERT
+    names = [chunk.name for chunk in table.chunks]
+    assert len(set(names)) == len(names)
+    assert names[0] == "embed"
+    assert names[-1] == "head"
+
+
+def test_experts_are_numbered_in_order() -> None:
+    experts = [
+        chunk for chunk in model_chunks(preset("piper-1b"), 512).chunks if chunk.region is Region.EXPERT
+    ]
+    assert [chunk.tags for chunk in experts] == [(("EP", index),) for index in range(16)]
+    assert all(parameter.expert for chunk in experts for parameter in chunk.parameters)
+
+
+def test_the_head_keeps_logits_in_fp32() -> None:
+    head = model_chunks(preset("llama9b"), 4096).chunks[-1]
+    assert head.saved.sharded == 4 * 4096 * 128_256
+    assert head.workspace_bytes == 6 * 4096 * 128_256
+
+
+def test_a_shared_expert_and_expert_biases_are_counted() -> None:
+    plain = preset("piper-1b")
+    more = replace(plain, shared_ffn=512, bias=True)
+    before, after = (model_chunks(a, 512).chunks[3] for a in (plain, more))
+    shared = 3 * 1024 * 512 + 2 * 512 + 1024
+    assert after.numel - before.numel == shared + 4 * (2 * 3584 + 1024)
+    assert after.forward.matmul_flops - before.forward.matmul_flops == 2 * 512 * 3 * 1024 * 512
+
+
+def test_tied_embeddings_count_once() -> None:
+    architecture = preset("llama3-8b")
+    tied = model_chunks(replace(architecture, tied=True), 512)
+    assert model_chunks(architecture, 512).parameters - tied.parameters == 128_256 * 4096
+
+
+def test_work_adds() -> None:
+    attention, mlp = model_chunks(preset("llama9b"), 512).chunks[1:3]
+    both = attention.forward + mlp.forward
+    assert both.flops == attention.forward.flops + mlp.forward.flops
+    assert both.attention_kernel == "flash2"
+    assert both + Work() == both
+
+
+@pytest.mark.parametrize(
+    ("name", "seq", "options"),
+    [
+        ("llama9b", 0, {}),
+        ("gpt3-175b", 4096, {}),
+        ("llama9b", 512, {"attention": "flash9"}),
+        ("llama9b", 512, {"norm": "some"}),
+    ],
+)
+def test_what_is_out_of_range_is_refused(name: str, seq: int, options: dict[str, str]) -> None:
+    with pytest.raises(ConfigError):
+        model_chunks(preset(name), seq, **options)  # type: ignore[arg-type]
