@@ -29,25 +29,21 @@ class Interleaved1F1B(Family):
         n_rounds = max(1, m // p)
         bounds = [-(-m * i // n_rounds) for i in range(n_rounds + 1)]
         rounds = list(pairwise(bounds))
+        longest = max(stop - start for start, stop in rounds)
         rows: list[list[Slot]] = []
         for r in range(p):
             f: list[Slot] = []
             b: list[Slot] = []
-            ahead: list[int] = []  # forwards that the row has done before its i-th backward
             for start, stop in rounds:
                 for chunk in range(v):
                     f += forwards(chunk * p + r, m)[start:stop]
-                first = len(f) - (stop - start) + 2 * (p - 1 - r) + 1
-                ahead += [first + i for i in range(v * (stop - start))]
                 for chunk in reversed(range(v)):
                     b += backwards(chunk * p + r, m)[start:stop]
-            row: list[Slot] = []
-            done = 0
-            for backward, needed in zip(b, ahead, strict=True):
-                if needed > done:
-                    row += f[done:needed]
-                    done = needed
-                row.append(backward)
+            warmup = min(len(f), (v - 1) * longest + 2 * (p - 1 - r))
+            row = f[:warmup]
+            for forward, backward in zip(f[warmup:], b, strict=False):
+                row += (forward, backward)
+            row += b[len(f) - warmup :]
             rows.append(row)
         return rows
 

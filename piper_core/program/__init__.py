@@ -1,0 +1,1 @@
+"""Programs of directives: canonical order, application, and the strategy file."""
