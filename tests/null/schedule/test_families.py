@@ -34,7 +34,7 @@ def cases(name: str, degrees: range = DEGREES) -> list[tuple[int, int, int]]:
         (p, m, v)
         for p in degrees
         if p in family.degrees()
-        for v in ([2, 3, 4] if name == "interleaved_1f1b" else family.virtual_stages(p))
+        for v in ([2, 3, 6] if name == "interleaved_1f1b" else family.virtual_stages(p))
         for m in microbatches(p)
         if m in family.microbatches(p, v)
     ]
@@ -183,11 +183,9 @@ def test_interleaved_1f1b_is_exact() -> None:
         assert s.makespan_s == 3 * (v * max(m, p) + min(m, p) - 1)
         if m >= p:
             assert s.bubble_ratio == pytest.approx((p - 1) / (v * m + p - 1))
-        if m % p == 0:
-            assert s.peak_chunks == tuple(min(v * m, (v + 1) * p - 1 - 2 * r) for r in range(p))
-        elif m > p:
-            full = span("interleaved_1f1b", p, -(-m // p) * p, v)
-            assert s.makespan_s < full.makespan_s
+        longest = -(-m // max(1, m // p))
+        peaks = [min(v * m, (v - 1) * longest + 2 * (p - 1 - r) + 1) for r in range(p)]
+        assert s.peak_chunks == tuple(peaks)
 
 
 def test_zb_h1_has_a_third_of_the_bubble_at_the_memory_of_1f1b() -> None:
@@ -253,11 +251,8 @@ def test_the_steady_phase_pairs_forward_and_backward_of_different_microbatches(n
             assert len(groups) == steady
             for forward, backward in groups:
                 assert (forward.kind, backward.kind) == (ActionKind.F, ActionKind.B)
-                assert forward.stage != backward.stage or half * 2 == 1
-                if name == "dualpipe":
-                    assert forward.microbatch != backward.microbatch
-                elif forward.microbatch == backward.microbatch:
-                    pytest.fail(f"{forward} {backward} at p={p}, m={m}")
+                assert forward.stage != backward.stage
+                assert forward.microbatch != backward.microbatch
 
 
 def test_dualpipev_and_dualpipe_have_the_published_bubble_and_peak() -> None:
