@@ -17,8 +17,8 @@ def squeeze(p: int, m: int, block: list[tuple[int, int, int, int]], limit: int) 
     down, for microbatch 0; microbatch j is INTERVAL * j later. Rows keep the order of these starts and are
     played in unit time; a BW fills every unit that would be idle, and goes before an F that would bring the
     row above ``limit`` stage activations. As the block holds no more than ``limit`` when each BW follows
-    its BI at once, there always is a BW to do there, and nothing waits forever. Source: arXiv 2405.15362,
-    sections 3.1 (lifespan) and 3.3 (repeat, squeeze, reorder).
+    its BI at once, there always is a BW to do there, and nothing waits forever. Source: arXiv 2405.15362
+    (building block, lifespan, repeat, squeeze; its reordering is the filling with BW here).
     """
     # Operation (row, step, j) is number (row * 4 + step) * m + j: steps 0 F down, 1 F up, 2 BI up, 3 BI down.
     orders: list[list[int]] = []
@@ -66,4 +66,5 @@ def squeeze(p: int, m: int, block: list[tuple[int, int, int, int]], limit: int) 
                 alive[r] -= 1
         active = [r for r in active if cursor[r] < 4 * m or pending[r]]
         now += 1
+        assert now < INTERVAL * (m + 2 * p), "the building block holds more than its limit"
     return rows

@@ -12,7 +12,7 @@ class VHalf(Family):
 
     Passes down the V (F of the first stages, BI of the last ones) move on by one row in two units of time,
     passes up in one. For even p the backward starts three units later, lest two actions of a row fall into
-    one unit. Source: arXiv 2405.15362, section 3.2.
+    one unit. Source: arXiv 2405.15362, section 3 (V-Half).
     """
 
     name = "v_half"

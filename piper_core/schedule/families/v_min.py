@@ -11,7 +11,7 @@ class VMin(Family):
     """Hold at most (p + 4) // 3 microbatches a row; bubble in the span about 2p / 3m.
 
     Each pass moves on by one row a unit of time. Where 3 divides p, the backward starts two units later, lest
-    two actions of a row fall into one unit. Source: arXiv 2405.15362, section 3.2.
+    two actions of a row fall into one unit. Source: arXiv 2405.15362, section 3 (V-Min).
     """
 
     name = "v_min"

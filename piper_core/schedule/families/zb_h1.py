@@ -10,7 +10,7 @@ from piper_core.schedule.grid import Layout
 class ZBH1(Family):
     """Hold at most p microbatches a row; a third of the bubble of 1F1B.
 
-    Source: arXiv 2401.10241, section 2.2.
+    Source: arXiv 2401.10241, section 2.1.
     """
 
     name = "zb_h1"

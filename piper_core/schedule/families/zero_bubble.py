@@ -9,7 +9,7 @@ from piper_core.schedule.families.base import forwards, input_backwards, weight_
 def zero_bubble_row(r: int, m: int, warmup: int, limit: int) -> list[Slot]:
     """Order row r: ``warmup`` forwards, then BI and F in turn, BW as late as ``limit`` activations allow.
 
-    Source: arXiv 2401.10241, section 2.2 (handcrafted schedules).
+    Source: arXiv 2401.10241, section 2 (handcrafted schedules).
     """
     f, bi, bw = forwards(r, m), input_backwards(r, m), weight_backwards(r, m)
     n_f = min(m, warmup)
