@@ -17,9 +17,7 @@ class DirectiveError(PiperError):
     that owns the directive; ``expected``, ``found`` and ``hint`` complete the line.
     """
 
-    def __init__(
-        self, what: str, *, expected: str = "", found: str = "", hint: str = "", where: str = ""
-    ) -> None:
+    def __init__(self, what: str, *, expected: str = "", found: str = "", hint: str = "", where: str = "") -> None:
         super().__init__(what)
         self.what, self.expected, self.found, self.hint, self.where = what, expected, found, hint, where
 

@@ -33,7 +33,9 @@ def parse_directive(data: object) -> Directive[Any]:
         DirectiveError: not an object, no known ``op``, or fields that are missing, unknown or of the wrong type.
     """
     if not isinstance(data, Mapping):
-        raise DirectiveError("a directive is not an object", expected='such as {"op": "place", ...}', found=repr(data)[:60])
+        raise DirectiveError(
+            "a directive is not an object", expected='such as {"op": "place", ...}', found=repr(data)[:60]
+        )
     op = data.get("op")
     if not isinstance(op, str) or op not in OPS:
         raise DirectiveError(f"unknown op {op!r}"[:80], expected="one of " + ", ".join(OPS))

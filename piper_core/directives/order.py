@@ -14,7 +14,7 @@ from piper_core.directives.base import Directive, Domain
 from piper_core.directives.read import check_fields
 from piper_core.errors import DirectiveError
 from piper_core.ir.action import COMPUTE_KINDS, KIND_OF_PHASE, PHASE_OF_KIND, Action, Slot, format_slots, parse_slots
-from piper_core.ir.dag import Dag, Edges, Ints
+from piper_core.ir.dag import Dag, Edges, Ints, Mask
 from piper_core.ir.edit import rows
 from piper_core.ir.filter import Filter
 from piper_core.ir.macro import Macros, cycle, inner_position, macros, project, topological
@@ -99,7 +99,7 @@ class Order(Directive[OrderEdit]):
             last: list[Ints] = []
             keys: list[Key] = []
             for filter_ in group:
-                index = np.flatnonzero(filter_.select(dag))
+                index = np.flatnonzero(_select(filter_, dag))
                 a, b = _ends(found, index, position)
                 first.append(a)
                 last.append(b)
@@ -113,9 +113,16 @@ class Order(Directive[OrderEdit]):
                                  hint="narrow the filters")  # fmt: skip
         src = np.concatenate([np.repeat(a[1], len(b[0])) for a, b in pairwise(ends)])
         dst = np.concatenate([np.tile(b[0], len(a[1])) for a, b in pairwise(ends)])
+        across = np.flatnonzero(dag.nodes.group[src] != dag.nodes.group[dst])
+        if len(across):
+            a, b = (_name(dag, int(ends[across[0]])) for ends in (src, dst))
+            raise DirectiveError(f"order joins {a} and {b}, which lie on different rows",
+                                 expected="one row: rows wait for each other through data alone")  # fmt: skip
         if (src == dst).any():
             node = int(src[np.flatnonzero(src == dst)[0]])
-            raise DirectiveError(f"cyclic order: {_name(dag, node)} is in two consecutive groups", expected="disjoint groups")
+            raise DirectiveError(
+                f"cyclic order: {_name(dag, node)} is in two consecutive groups", expected="disjoint groups"
+            )
         return OrderEdit(src.astype(np.int32), dst.astype(np.int32), tuple(overlaps), (), "filters")
 
     def _check_actions(self, dag: Dag) -> OrderEdit:
@@ -184,7 +191,8 @@ class Order(Directive[OrderEdit]):
             raise DirectiveError(f"two order directives claim row {row}", expected="one actions entry a row")
         fresh = [Edges.make(edit.src, edit.dst, Role.TEMPORAL) for edit in edits]
         overlaps = tuple(dict.fromkeys((*dag.overlaps, *(group for edit in edits for group in edit.overlaps))))
-        out = replace(dag, edges=Edges.concat([dag.edges, *fresh]), overlaps=overlaps)
+        ordered = (*dag.ordered, *total)
+        out = replace(dag, edges=Edges.concat([dag.edges, *fresh]), overlaps=overlaps, ordered=ordered)
         if any(edit.text == "filters" for edit in edits):
             _acyclic(out)
         return out
@@ -248,6 +256,17 @@ def serial_row(dag: Dag, row: int) -> Order:
     return Order(actions=((row, actions),))
 
 
+def _select(filter_: Filter, dag: Dag) -> Mask:
+    """Return the mask of a filter, saying so where it names B of a chunk that is split into BI and BW."""
+    mask = filter_.mask(dag)
+    if filter_.phases == ("B",) and not mask.any() and (dag.compute & (dag.nodes.phase == Phase.BI)).any():
+        split = Filter((*filter_.without("PASS").items, ("PASS", "BI")))
+        if split.mask(dag).any():
+            raise DirectiveError(f"filter {filter_} names B of a chunk that is also split into BI and BW",
+                                 expected="B, or BI and BW, never both")  # fmt: skip
+    return filter_.select(dag)
+
+
 _CACHE: list[tuple[Dag, Macros]] = []
 
 
@@ -260,19 +279,30 @@ def _separate(dag: Dag) -> Macros:
 
 def _read_actions(data: object) -> tuple[tuple[int, tuple[Slot, ...]], ...]:
     if not isinstance(data, Mapping) or not data:
-        raise DirectiveError("actions is not a mapping", expected='row -> text such as {"0": "0F0 0B0"}', found=repr(data)[:60])
+        raise DirectiveError(
+            "actions is not a mapping", expected='row -> text such as {"0": "0F0 0B0"}', found=repr(data)[:60]
+        )
     read: list[tuple[int, tuple[Slot, ...]]] = []
     for row, text in data.items():
         number = int(row) if str(row).isdecimal() and len(str(row)) < 8 else -1
         if number < 0 or isinstance(row, bool):
             raise DirectiveError(f"actions row {row!r} is not a row number"[:90], expected="0, 1, ...")
         if not isinstance(text, str):
-            raise DirectiveError(f"actions of row {number} is not a text", expected='such as "0F0 0F1 0B0 0B1"', found=repr(text)[:40])
+            raise DirectiveError(
+                f"actions of row {number} is not a text", expected='such as "0F0 0F1 0B0 0B1"', found=repr(text)[:40]
+            )
         slots = parse_slots(text)
         for slot in slots:
             for action in slot:
-                if action.kind not in COMPUTE_KINDS or action.microbatch is None or action.region or action.bucket is not None:
-                    raise DirectiveError(f"row {number} names {action}", expected="compute such as 0F0, 0B1, 0BI2, 0BW2, 0R1")
+                if (
+                    action.kind not in COMPUTE_KINDS
+                    or action.microbatch is None
+                    or action.region
+                    or action.bucket is not None
+                ):
+                    raise DirectiveError(
+                        f"row {number} names {action}", expected="compute such as 0F0, 0B1, 0BI2, 0BW2, 0R1"
+                    )
         if not slots:
             raise DirectiveError(f"actions of row {number} is empty", expected="at least one action")
         read.append((number, slots))

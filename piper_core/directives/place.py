@@ -55,11 +55,17 @@ class Place(Directive[PlaceEdit]):
         check_fields(data, ("filter", name), ("stream",))
         groups = read_devices(data)
         if len(groups) != 1:
-            raise DirectiveError("place takes one group of devices", expected="a flat list", found=f"{len(groups)} groups")
+            raise DirectiveError(
+                "place takes one group of devices", expected="a flat list", found=f"{len(groups)} groups"
+            )
         return cls(read_filter(data), groups[0], read_text(data, "stream", None))
 
     def to_data(self) -> dict[str, Any]:
-        data: dict[str, Any] = {"op": self.op, "filter": self.filter.to_data(), "devices": write_devices((self.devices,))}
+        data: dict[str, Any] = {
+            "op": self.op,
+            "filter": self.filter.to_data(),
+            "devices": write_devices((self.devices,)),
+        }
         return data | ({"stream": self.stream} if self.stream else {})
 
     def check(self, dag: Dag, mesh: Mesh | None = None) -> PlaceEdit:
@@ -115,7 +121,10 @@ class Place(Directive[PlaceEdit]):
                 return cls(Filter(()), options[0])
             return cls(Filter((("PP", rng.choice(unplaced)),)), options[0])
 
-        fields = {"filter": "unplaced compute", "devices": f"{size or 'any number of'} ranks, disjoint from other groups"}
+        fields = {
+            "filter": "unplaced compute",
+            "devices": f"{size or 'any number of'} ranks, disjoint from other groups",
+        }
         return Domain(fields, draw, dag, mesh)
 
     def neighbours(self, dag: Dag, mesh: Mesh | None = None) -> Iterator[Place]:
@@ -131,7 +140,9 @@ def _fits(groups: Sequence[Ranks], devices: Ranks) -> None:
         if group == devices:
             continue
         if len(group) != len(devices):
-            raise DirectiveError(f"unequal groups: {list(group)} and {list(devices)}", expected="placements of one size")
+            raise DirectiveError(
+                f"unequal groups: {list(group)} and {list(devices)}", expected="placements of one size"
+            )
         shared = set(group).intersection(devices)
         if shared:
             raise DirectiveError(f"overlapping groups: {list(group)} and {list(devices)} share rank {min(shared)}",

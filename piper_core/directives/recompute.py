@@ -63,7 +63,9 @@ class RecomputeDirective(Directive[RecomputeEdit]):
             attention = np.asarray([*(chunk.region is Region.ATTENTION for chunk in dag.chunks), False])
             mask &= attention[dag.nodes.chunk]
             if not mask.any():
-                raise DirectiveError(f"filter {self.filter} matches no attention", expected="attention for policy selective")
+                raise DirectiveError(
+                    f"filter {self.filter} matches no attention", expected="attention for policy selective"
+                )
         else:
             layered = np.asarray([*(chunk.region not in (Region.EMBED, Region.HEAD) for chunk in dag.chunks), False])
             mask &= layered[dag.nodes.chunk]

@@ -188,7 +188,9 @@ class Replicate(Directive[ReplicateEdit]):
 
     def neighbours(self, dag: Dag, mesh: Mesh | None = None) -> Iterator[Replicate]:
         """Other ZeRO stages, half and double the bucket, one gather more or less ahead."""
-        near = [replace(self, shard_optimizer=zero == 1, shard_grads=zero >= 2, shard_params=zero == 3) for zero in range(4)]
+        near = [
+            replace(self, shard_optimizer=zero == 1, shard_grads=zero >= 2, shard_params=zero == 3) for zero in range(4)
+        ]
         near += [replace(self, prefetch=self.prefetch + step) for step in (-1, 1) if self.prefetch + step >= 0]
         if self.bucket_size:
             near += [replace(self, bucket_size=max(1, size)) for size in (self.bucket_size // 2, self.bucket_size * 2)]

@@ -191,7 +191,9 @@ def check_product(groups: Groups, others: Groups, what: str) -> None:
 
 
 def _options(dag: Dag, mesh: Mesh | None) -> Iterator[Shard]:
-    held = sorted({(int(s), int(g)) for s, g in zip(dag.nodes.stage[dag.compute], dag.nodes.group[dag.compute], strict=True)})
+    held = sorted(
+        {(int(s), int(g)) for s, g in zip(dag.nodes.stage[dag.compute], dag.nodes.group[dag.compute], strict=True)}
+    )
     experts = any(chunk.region is Region.EXPERT for chunk in dag.chunks)
     for stage, group in held[:8]:
         if group < 0:
@@ -249,9 +251,7 @@ def _mark(dag: Dag, edit: ShardEdit, kind: ShardKind) -> Dag:
     return update_states(dag, attached(dag, padded), change)
 
 
-def _exchange(
-    dag: Dag, kind: ShardKind, phase: Phase, chosen: Any, stream: Ints, method: Any, regather: bool
-) -> Dag:
+def _exchange(dag: Dag, kind: ShardKind, phase: Phase, chosen: Any, stream: Ints, method: Any, regather: bool) -> Dag:
     """Put the contract's collectives of one phase around the chosen compute nodes, region by region."""
     region_of = np.asarray([list(Region).index(chunk.region) for chunk in dag.chunks], np.int32)
     region_of = region_of[dag.nodes.chunk[chosen]]

@@ -64,7 +64,9 @@ class Split(Directive["Split"]):
                 hint="use " + _near_divisors(dag.global_batch, self.num_microbatches),
             )
         if len(dag) * self.num_microbatches > 20_000_000:
-            raise DirectiveError(f"{self.num_microbatches} microbatches of {len(dag)} nodes", expected="at most 20 million nodes")
+            raise DirectiveError(
+                f"{self.num_microbatches} microbatches of {len(dag)} nodes", expected="at most 20 million nodes"
+            )
         return self
 
     @classmethod
@@ -79,7 +81,10 @@ class Split(Directive["Split"]):
         )
         shift = np.repeat(np.arange(m, dtype=np.int32) * n, len(edges))
         table = Edges(
-            np.tile(edges.src, m) + shift, np.tile(edges.dst, m) + shift, np.tile(edges.role, m), np.tile(edges.payload, m)
+            np.tile(edges.src, m) + shift,
+            np.tile(edges.dst, m) + shift,
+            np.tile(edges.role, m),
+            np.tile(edges.payload, m),
         )
         return replace(dag, nodes=copies, edges=table, microbatches=m, split_name=edits[0].dim_name)
 
@@ -96,7 +101,10 @@ class Split(Directive["Split"]):
 
     def neighbours(self, dag: Dag, mesh: Mesh | None = None) -> Iterator[Split]:
         """The next smaller and next larger legal number of microbatches."""
-        for numbers in (range(self.num_microbatches - 1, 0, -1), range(self.num_microbatches + 1, 4 * self.num_microbatches + 1)):
+        for numbers in (
+            range(self.num_microbatches - 1, 0, -1),
+            range(self.num_microbatches + 1, 4 * self.num_microbatches + 1),
+        ):
             for m in numbers:
                 near = replace(self, num_microbatches=m)
                 if near.legal(dag, mesh):

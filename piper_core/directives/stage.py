@@ -41,7 +41,11 @@ def balanced(weights: Sequence[float], stages: int) -> tuple[int, ...]:
         for left in range(stages, 0, -1):
             end = start + 1
             even = start + -(-(n - start) // left)
-            while end < n - left + 1 and sums[end + 1] - sums[start] <= limit and (end < even or sums[n] - sums[end] > limit * (left - 1)):
+            while (
+                end < n - left + 1
+                and sums[end + 1] - sums[start] <= limit
+                and (end < even or sums[n] - sums[end] > limit * (left - 1))
+            ):
                 end += 1
             if left == 1:
                 end = n

@@ -114,6 +114,4 @@ def parse_slots(text: str) -> tuple[Slot, ...]:
 
 def format_slots(slots: tuple[Slot, ...]) -> str:
     """Write a row; the inverse of :func:`parse_slots`."""
-    return " ".join(
-        str(slot[0]) if len(slot) == 1 else "(" + " ".join(map(str, slot)) + ")" for slot in slots
-    )
+    return " ".join(str(slot[0]) if len(slot) == 1 else "(" + " ".join(map(str, slot)) + ")" for slot in slots)

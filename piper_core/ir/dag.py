@@ -169,7 +169,8 @@ class Dag:
 
     ``global_batch`` in sequences, None when nothing fixes it (then a microbatch is one sequence).
     ``split_name`` is the tag that ``split`` created, ``microbatches`` how many copies (0 before).
-    ``groups`` are the rows' rank groups in order of appearance; ``derived_orders`` are filled by ``order``.
+    ``groups`` are the rows' rank groups in order of appearance; ``overlaps`` are groups of (stage, phase,
+    microbatch) that may overlap; ``ordered`` are the groups whose total order a directive gave.
     """
 
     model: ModelChunks
@@ -183,7 +184,8 @@ class Dag:
     sync: Sync = Sync.GLOBAL_NORM
     split_name: str = "MB"
     microbatches: int = 0
-    overlaps: tuple[tuple[int, ...], ...] = ()
+    overlaps: tuple[tuple[tuple[int, int, int], ...], ...] = ()
+    ordered: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -210,8 +212,15 @@ class Dag:
         return self.global_batch / self.nodes.splits
 
     def nbytes(self) -> Floats:
-        """Bytes that each communication node moves in full (before division over its group), shape (n,)."""
-        return np.where(self.nodes.scaled, self.nodes.payload * self.sequences(), self.nodes.payload)
+        """Bytes that each communication node moves in full (before division over its group), shape (n,).
+
+        Context parallelism divides every activation; sequence parallelism also what a message carries.
+        """
+        context = np.asarray([state.context_degree for state in self.states])[self.nodes.state]
+        tensor = np.asarray([state.tensor_degree if state.sequence else 1 for state in self.states])[self.nodes.state]
+        message = (self.nodes.kind == NodeKind.SEND) | (self.nodes.kind == NodeKind.RECV)
+        share = self.sequences() / context / np.where(message, tensor, 1)
+        return np.where(self.nodes.scaled, self.nodes.payload * share, self.nodes.payload)
 
     def tag_names(self) -> tuple[str, ...]:
         """Names that a filter can use on this DAG."""
@@ -241,13 +250,11 @@ class Dag:
                     for c in ("src", "dst", "role", "payload"))
             and (self.groups, self.streams, self.states, self.buckets, self.microbatches, self.global_batch)
             == (other.groups, other.streams, other.states, other.buckets, other.microbatches, other.global_batch)
-            and (self.overlaps, self.sync, self.model) == (other.overlaps, other.sync, other.model)
+            and (self.overlaps, self.ordered, self.sync, self.model) == (other.overlaps, other.ordered, other.sync, other.model)
         )  # fmt: skip
 
 
-def training_dag(
-    model: ModelChunks, *, global_batch: int | None = None, sync: Sync = Sync.GLOBAL_NORM
-) -> Dag:
+def training_dag(model: ModelChunks, *, global_batch: int | None = None, sync: Sync = Sync.GLOBAL_NORM) -> Dag:
     """Return the base DAG: one device, the whole batch, F and B of every chunk.
 
     Nodes are the forward chunks in order, then the backward ones in reverse; edges carry activations,

@@ -54,9 +54,7 @@ def splice(dag: Dag, anchors: Ints, nodes: Nodes, *, before: bool) -> Dag:
     fresh = new_of[anchors]
     link = Edges.make(fresh, anchors, role) if before else Edges.make(anchors, fresh, role)
     kept = replace(edges, dst=redirected) if before else replace(edges, src=redirected)
-    return replace(
-        dag, nodes=Nodes.concat([dag.nodes, nodes]), edges=Edges.concat([kept, link])
-    )
+    return replace(dag, nodes=Nodes.concat([dag.nodes, nodes]), edges=Edges.concat([kept, link]))
 
 
 def update_states(dag: Dag, index: Ints, change: Callable[[ShardState, Ranks], ShardState]) -> Dag:

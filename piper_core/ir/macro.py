@@ -12,7 +12,6 @@ from piper_core.ir.edit import compute_table
 from piper_core.names import NodeKind, Phase, Role
 
 
-
 @dataclass(frozen=True, slots=True)
 class Macros:
     """``of[i]`` is the macro of node i (-1: none). Per macro, shape (k,): group, stage, phase, microbatch, and

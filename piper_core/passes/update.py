@@ -38,7 +38,9 @@ def close_step(dag: Dag) -> Dag:
     if bool((nodes.kind == NodeKind.UPDATE).any()):
         return dag
     growth = Growth(dag)
-    reductions = np.flatnonzero((nodes.kind == NodeKind.COLLECTIVE) & (nodes.axis == Axis.DATA) & (nodes.phase == Phase.BW))
+    reductions = np.flatnonzero(
+        (nodes.kind == NodeKind.COLLECTIVE) & (nodes.axis == Axis.DATA) & (nodes.phase == Phase.BW)
+    )
     weight = np.flatnonzero(dag.compute & np.isin(nodes.phase, (Phase.B, Phase.BW)))
     ties = _ties(dag, growth, reductions, weight)
     groups = np.concatenate([nodes.group[reductions], nodes.group[weight]])
