@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 from itertools import pairwise
 
 from piper_core.schedule.list_decode import Network
-from piper_core.schedule.list_problem import ListProblem, Measure
+from piper_core.schedule.list_problem import ListProblem, Measure, slackened
 
 
 def lower_bound_s(problem: ListProblem, measure: Measure = "makespan") -> float:
@@ -73,45 +73,36 @@ def ordered_alike(problem: ListProblem) -> ListProblem:
     may be taken to pass everywhere in order of index. Then, on a row that holds one stage of ``hold`` bytes a
     microbatch, F of microbatch j + K follows what frees microbatch j, with K = limit // hold.
     """
-    at = {key: task for task, key in enumerate(problem.key)}
-    classes = sorted({key[:2] for key in at})
-    microbatches = sorted({key[2] for key in at})
-    if len(at) != len(classes) * len(microbatches):
+    key, preds = problem.key, [list(pairs) for pairs in problem.preds]
+    if any(key[pred][2] != key[task][2] for task, pairs in enumerate(preds) for pred, _ in pairs):
         return problem
-
-    def shape(task: int) -> tuple[object, ...]:
-        mb = problem.key[task][2]
-        before = sorted((problem.key[u][:2], problem.key[u][2] == mb, delay) for u, delay in problem.preds[task])
-        return (
-            problem.row[task],
-            problem.seconds[task],
-            problem.hold_bytes[task],
-            problem.release_bytes[task],
-            before,
-        )
-
-    preds = [list(pairs) for pairs in problem.preds]
+    copies: dict[tuple[int, int], list[int]] = {}
+    for task in sorted(range(len(key)), key=lambda t: key[t][2]):
+        copies.setdefault(key[task][:2], []).append(task)
     acquire: dict[int, list[list[int]]] = {}
     release: dict[int, list[list[int]]] = {}
-    for stage, phase in classes:
-        copies = [at[stage, phase, mb] for mb in microbatches]
-        first = shape(copies[0])
-        if any(shape(task) != first for task in copies) or not all(inside for _, inside, _ in first[4]):  # type: ignore[attr-defined]
+    for tasks in copies.values():
+        if len({_shape(problem, task) for task in tasks}) > 1 or len(tasks) != len(copies[key[0][:2]]):
             return problem
-        for one, other in pairwise(copies):
+        for one, other in pairwise(tasks):
             preds[other].append((one, 0.0))
-        row = problem.row[copies[0]]
-        if problem.hold_bytes[copies[0]]:
-            acquire.setdefault(row, []).append(copies)
-        if problem.release_bytes[copies[0]]:
-            release.setdefault(row, []).append(copies)
+        if problem.hold_bytes[tasks[0]]:
+            acquire.setdefault(problem.row[tasks[0]], []).append(tasks)
+        if problem.release_bytes[tasks[0]]:
+            release.setdefault(problem.row[tasks[0]], []).append(tasks)
     for row, holders in acquire.items():
         if len(holders) == len(release.get(row, ())) == 1:
-            slots = problem.limit_bytes[row] * (1 + 1e-9) / problem.hold_bytes[holders[0][0]]
-            if slots < len(microbatches):
+            slots = slackened(problem.limit_bytes[row]) / problem.hold_bytes[holders[0][0]]
+            if 1 <= slots < len(holders[0]):
                 for freed, held in zip(release[row][0], holders[0][int(slots) :], strict=False):
                     preds[held].append((freed, 0.0))
     return replace(problem, preds=preds)
+
+
+def _shape(problem: ListProblem, task: int) -> tuple[object, ...]:
+    before = tuple(sorted((problem.key[pred][:2], delay) for pred, delay in problem.preds[task]))
+    held = problem.hold_bytes[task], problem.release_bytes[task]
+    return problem.row[task], problem.seconds[task], held, before
 
 
 def _raised_heads(network: Network) -> list[float]:

@@ -15,7 +15,9 @@ class Network:
 
     ``head_s[t]`` is the longest path before task t, ``tail_s[t]`` the longest after it. ``kind[t]`` is the
     queue of its row that t waits in: 0 plain, 1 filler, 2 and up for each stage whose tasks acquire memory.
-    ``nested`` says of each row whether a microbatch acquires more than once there.
+    ``nested`` says of each row whether a microbatch acquires more than once there. ``turn`` numbers the
+    microbatches in the order in which the rows that they begin on can take them, one of each row in turn;
+    they begin on ``lanes`` rows.
     """
 
     problem: ListProblem
@@ -27,6 +29,8 @@ class Network:
     kind: list[int]
     kinds: list[int]
     nested: list[bool]
+    turn: dict[int, int]
+    lanes: int
     quantum_s: float
 
     @staticmethod
@@ -55,6 +59,13 @@ class Network:
                 kind.append(stages[row].setdefault(stage, len(stages[row]) + 2))
             else:
                 kind.append(int(problem.filler[task]))
+        begun: dict[int, list[int]] = {}
+        seen = set()
+        for task in order:
+            if (mb := problem.key[task][2]) not in seen:
+                seen.add(mb)
+                begun.setdefault(problem.row[task], []).append(mb)
+        turns = sorted((at, mb) for mbs in begun.values() for at, mb in enumerate(mbs))
         return Network(
             problem=problem,
             limit=[slackened(limit) for limit in problem.limit_bytes],
@@ -65,6 +76,8 @@ class Network:
             kind=kind,
             kinds=[len(names) + 2 for names in stages],
             nested=[len(names) > 1 for names in stages],
+            turn={mb: turn for turn, (_, mb) in enumerate(turns)},
+            lanes=len(begun),
             quantum_s=1e-9 * max(max(seconds, default=0.0), 1e-30),
         )
 
@@ -90,38 +103,35 @@ class Decoded:
 
 
 def decode(
-    network: Network,
-    urgency: list[float],
-    *,
-    caps: list[float] | None = None,
-    patience: float = 0.0,
-    eager: bool = False,
+    network: Network, urgency: list[float], *, patience: float = 0.0, eager: bool = False
 ) -> Decoded | None:
     """Simulate: whenever a row is idle it starts the ready task of least ``urgency`` that its memory admits,
     a filler only when nothing else may start. None when memory stops all rows.
 
-    ``caps`` (bytes per row, no more than the limit) throttle a row. With ``patience`` x a row leaves a less
-    urgent task of s seconds waiting when a more urgent one is known to become ready within x s seconds.
+    ``eager`` fillers are as urgent as they say while their row has memory left to acquire. With ``patience`` x
+    a row leaves a less urgent task of s seconds waiting when a more urgent one is known to become ready within
+    x s seconds.
 
     So that rows cannot starve themselves, a task acquires memory only where every earlier microbatch could
     still get all that it needs on this row from what is free and what microbatches before it give back
-    (the banker's rule, with microbatches in order of index).
+    (the banker's rule, with microbatches in order of turn).
     """
     problem, succs, kind, nested = network.problem, network.succs, network.kind, network.nested
     row_of, seconds, key = problem.row, problem.seconds, problem.key
+    turn = [network.turn[mb] for _, _, mb in key]
     hold, release = problem.hold_bytes, problem.release_bytes
     total = len(row_of)
     by_rank = sorted(range(total), key=lambda t: (urgency[t], key[t]))
     rank = [0] * total
     for position, task in enumerate(by_rank):
         rank[task] = position
-    free = list(network.limit if caps is None else caps)
+    free = list(network.limit)
     acquiring = [0] * problem.rows
     if eager:
         for task, row in enumerate(row_of):
             acquiring[row] += kind[task] > 1
     queues: list[list[list[int]]] = [[[] for _ in range(count)] for count in network.kinds]
-    bank = [_Bank(problem, row) if nested[row] else None for row in range(problem.rows)]
+    bank = [_Bank(network, row) if nested[row] else None for row in range(problem.rows)]
     waiting = [len(preds) for preds in problem.preds]
     arrival = [0.0] * total
     start = [0.0] * total
@@ -143,7 +153,7 @@ def decode(
                 if release[event]:
                     free[row] += release[event]
                     if (ledger := bank[row]) is not None:
-                        ledger.free(key[event][2], release[event])
+                        ledger.free(turn[event], release[event])
             else:
                 event -= total
                 row = row_of[event]
@@ -161,7 +171,7 @@ def decode(
                 if line and line[0] < best:
                     task = by_rank[line[0]]
                     if hold[task] <= room and (
-                        ledger is None or ledger.admits(key[task][2], hold[task], room)
+                        ledger is None or ledger.admits(turn[task], hold[task], room)
                     ):
                         best = line[0]
             if best == total:
@@ -192,7 +202,7 @@ def decode(
                 acquiring[row] -= 1
                 free[row] -= hold[task]
                 if ledger is not None:
-                    ledger.take(key[task][2], hold[task])
+                    ledger.take(turn[task], hold[task])
             heappush(events, (end, task))
             for after, delay in succs[task]:
                 if end + delay > arrival[after]:
@@ -248,36 +258,36 @@ def replay(network: Network, order: Order) -> Decoded | None:
 
 
 class _Bank:
-    """Who holds and who still needs how much of one row's memory, microbatches in order of index."""
+    """Who holds and who still needs how much of one row's memory, microbatches by turn."""
 
-    __slots__ = ("first", "held", "need")
+    __slots__ = ("_first", "_held", "_need", "_tiny")
 
-    def __init__(self, problem: ListProblem, row: int) -> None:
-        count = max(mb for _, _, mb in problem.key) + 1
-        self.need = [0.0] * count
-        self.held = [0.0] * count
-        self.first = 0
+    def __init__(self, network: Network, row: int) -> None:
+        problem = network.problem
+        self._need = [0.0] * len(network.turn)
+        self._held = [0.0] * len(network.turn)
+        self._first = 0
         for task, at in enumerate(problem.row):
             if at == row:
-                self.need[problem.key[task][2]] += problem.hold_bytes[task]
+                self._need[network.turn[problem.key[task][2]]] += problem.hold_bytes[task]
+        self._tiny = 1e-9 * max(self._need)
 
-    def take(self, mb: int, amount: float) -> None:
-        self.need[mb] -= amount
-        self.held[mb] += amount
+    def take(self, turn: int, amount: float) -> None:
+        self._need[turn] -= amount
+        self._held[turn] += amount
 
-    def free(self, mb: int, amount: float) -> None:
-        self.held[mb] -= amount
+    def free(self, turn: int, amount: float) -> None:
+        self._held[turn] -= amount
 
-    def admits(self, mb: int, amount: float, room: float) -> bool:
-        """Say whether earlier microbatches can still be served after ``mb`` takes ``amount``."""
-        need, held = self.need, self.held
-        first = self.first
-        while first < len(need) and need[first] <= 0.0:
+    def admits(self, turn: int, amount: float, room: float) -> bool:
+        """Say whether earlier microbatches can still be served after that of ``turn`` takes ``amount``."""
+        need, held, tiny, first = self._need, self._held, self._tiny, self._first
+        while first < turn and need[first] <= tiny and held[first] <= tiny:
             first += 1
-        self.first = first
-        available = room - amount
-        for other in range(mb):
-            if other >= first and need[other] > available:
+        self._first = first
+        available = room - amount + tiny
+        for other in range(first, turn):
+            if need[other] > available and need[other] > tiny:
                 return False
             available += held[other]
         return True

@@ -3,56 +3,72 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from dataclasses import replace
+from random import Random
 
 from piper_core.schedule.list_decode import Decoded, Network, measured
 from piper_core.schedule.list_problem import Measure
 
 
-class Justifier:
-    """Compacts schedules of one network towards their end, then towards their start, as long as that gains.
+class Improver:
+    """Improves schedules of one network for one measure; ``work`` counts visits of tasks.
 
-    This is justification (Valls, Ballestin and Quintanilla 2005). For the span, each row has its own end to
-    be moved towards: that of the longest span after its own earliest start.
+    Justification (Valls, Ballestin and Quintanilla 2005) compacts a schedule towards its end, then towards its
+    start. For the span, each row has an end of its own to be moved towards, as late as its earliest start.
     """
 
-    def __init__(self, network: Network, measure: Measure) -> None:
-        self._forward, self._backward, self._measure = network, network.reversed(), measure
+    def __init__(self, network: Network, measure: Measure, goal_s: float, seed: int) -> None:
         self.work = 0
-        rows, row_of = network.problem.rows, network.problem.row
-        first = [float("inf")] * rows
-        for task, row in enumerate(row_of):
+        self._forward, self._backward, self._measure = network, network.reversed(), measure
+        self._goal_s, self._random = goal_s, Random(seed)
+        first = [float("inf")] * network.problem.rows
+        for task, row in enumerate(network.problem.row):
             first[row] = min(first[row], network.head_s[task])
         latest = max((s for s in first if s < float("inf")), default=0.0)
         self._lag = [0.0 if measure == "makespan" or s > latest else latest - s for s in first]
 
     def score(self, schedule: Decoded) -> tuple[float, float]:
-        """Return what to make small."""
+        """Return what to make small: the measure, then the other one."""
         if self._measure == "makespan":
             return schedule.makespan_s, schedule.span_s
         return schedule.span_s, schedule.makespan_s
 
-    def settle(self, schedule: Decoded, goal_s: float, rounds: int = 4) -> Decoded:
-        """Justify until nothing is gained or the measure meets ``goal_s``."""
-        best = self.score(schedule)
-        for _ in range(rounds):
-            if best[0] <= goal_s:
+    def done(self, schedule: Decoded) -> bool:
+        """Say whether the schedule meets the goal."""
+        return self.score(schedule)[0] <= self._goal_s
+
+    def settle(self, schedule: Decoded) -> Decoded:
+        """Justify as long as that gains."""
+        while not self.done(schedule):
+            late = compact(self._backward, self._mirrored(schedule), self._lag)
+            moved = compact(self._forward, self._mirrored(late))
+            self.work += 2 * len(schedule.start_s)
+            if self.score(moved) >= self.score(schedule):
                 break
-            moved = self.justify(schedule)
-            score = self.score(moved)
-            if score >= best:
-                break
-            schedule, best = moved, score
+            schedule = moved
         return schedule
 
-    def justify(self, schedule: Decoded) -> Decoded:
-        """Compact once towards the end, once towards the start."""
-        self.work += 2
-        late = compact(self._backward, self._mirrored(schedule), self._lag)
-        return compact(self._forward, self._mirrored(late))
+    def shake(self, schedule: Decoded, serial: int) -> Decoded:
+        """Justify once as if durations were different, by stage and phase or by task, then settle.
+
+        The order stays legal, as legality does not depend on durations (noising: Storer, Wu and Vaccari 1992).
+        """
+        problem, random = self._backward.problem, self._random
+        if serial % 2:
+            seconds = [s * random.uniform(0.1, 1.9) for s in problem.seconds]
+        else:
+            kinds = sorted({key[:2] for key in problem.key})
+            factor = {kind: random.uniform(0.4, 1.6) for kind in kinds}
+            seconds = [s * factor[key[:2]] for s, key in zip(problem.seconds, problem.key, strict=True)]
+        noisy = replace(self._backward, problem=replace(problem, seconds=seconds))
+        late = compact(noisy, self._mirrored(schedule), self._lag)
+        start = [late.makespan_s - at - s for at, s in zip(late.start_s, seconds, strict=True)]
+        self.work += 2 * len(start)
+        return self.settle(compact(self._forward, start))
 
     def _mirrored(self, schedule: Decoded) -> list[float]:
         seconds = self._forward.problem.seconds
-        return [schedule.makespan_s - begin - seconds[t] for t, begin in enumerate(schedule.start_s)]
+        return [schedule.makespan_s - at - s for at, s in zip(schedule.start_s, seconds, strict=True)]
 
 
 def compact(network: Network, start: list[float], lag: list[float] | None = None) -> Decoded:

@@ -1,74 +1,34 @@
-"""Rules that say which task is more urgent, and periodic patterns."""
+"""Where a search for an order starts: rules of urgency, and periodic patterns."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 from piper_core.schedule.list_decode import Decoded, Network, decode, replay
 from piper_core.schedule.list_problem import Order, peaks
 
 
-def pattern(network: Network, stretch: float = 1.0) -> list[float]:
-    """Return the start of each task in a periodic schedule: every microbatch alike, one period apart.
-
-    The period is the most work that a microbatch gives a row, times ``stretch``. The tasks of one microbatch
-    are placed in topological order, each as early as its predecessors and the time that the row has left in
-    every period allow, those that acquire and free memory first, fillers after them (modulo scheduling, Rau
-    1994).
-    """
-    problem = network.problem
-    seconds, key, row_of = problem.seconds, problem.key, problem.row
-    first = min(mb for _, _, mb in key)
-    one = [t for t in network.order if key[t][2] == first]
-    work = [0.0] * problem.rows
-    for t in one:
-        work[row_of[t]] += seconds[t]
-    period = max(work) * stretch
-    quantum = network.quantum_s
-    taken: list[list[tuple[float, float]]] = [[] for _ in range(problem.rows)]
-    offset: dict[tuple[int, int], float] = {}
-    begin: dict[int, float] = {}
-
-    def place(t: int) -> None:
-        ready = max((begin[u] + seconds[u] + d for u, d in problem.preds[t] if u in begin), default=0.0)
-        busy = taken[row_of[t]]
-        candidates = sorted({ready, *(ready + (end - ready) % period for _, end in busy)})
-        for when in candidates:
-            phase = when % period
-            if all(
-                (phase - b) % period >= e - b - quantum and (b - phase) % period >= seconds[t] - quantum
-                or (abs((phase - b) % period - period) < quantum)
-                for b, e in busy
-            ):
-                break
-        else:
-            when = ready
-        phase = when % period
-        busy.append((phase, phase + seconds[t]))
-        begin[t] = when
-        offset[key[t][:2]] = when
-
-    for t in one:
-        if not problem.filler[t]:
-            place(t)
-    for t in one:
-        if problem.filler[t]:
-            place(t)
-    return [offset.get((s, f), 0.0) + (mb - first) * period for s, f, mb in key]
+def period_s(network: Network) -> float:
+    """Return the least time between microbatches in a steady state: the most work of a row, shared out."""
+    work = [0.0] * network.problem.rows
+    for task, row in enumerate(network.problem.row):
+        work[row] += network.problem.seconds[task]
+    return max(work) / len(network.turn)
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """One way to say how urgent a task is, and how a row decides.
 
-    Urgency is when the task could run at best, plus ``drift`` periods for each microbatch before it (rounds
-    of ``rounds`` microbatches travel together, one task apart), less ``forward_first`` periods for what
+    Urgency is when the task could run at best, plus ``drift`` periods for each microbatch before it (in rounds
+    of ``rounds`` microbatches that follow each other by one task), less ``acquire_first`` periods for what
     acquires memory and ``filler_first`` for fillers. ``eager`` and ``patience``: see :func:`decode`.
     """
 
     drift: float
-    forward_first: float = 0.0
+    acquire_first: float = 0.0
     filler_first: float = 0.0
     rounds: int = 1
     eager: bool = False
@@ -76,39 +36,116 @@ class Rule:
 
     def decode(self, network: Network) -> Decoded | None:
         """Run the rule."""
-        problem, head = network.problem, network.head_s
-        period, size = _period(network), self.rounds
-        pace = min(s for s in problem.seconds if s > 0.0) if size > 1 else 0.0
+        problem, size, period = network.problem, self.rounds, period_s(network)
+        pace = min((s for s in problem.seconds if s > 0.0), default=0.0)
         after = {
-            mb: (mb - mb % size) * period * self.drift + mb % size * pace for mb in {k[2] for k in problem.key}
+            mb: (turn - turn % size) * period * self.drift + turn % size * pace for mb, turn in network.turn.items()
         }
-        less = [0.0, self.filler_first * period, self.forward_first * period]
+        less = 0.0, self.filler_first * period, self.acquire_first * period
         urgency = [
-            head[t] + after[mb] - less[min(kind, 2)]
-            for t, ((_, _, mb), kind) in enumerate(zip(problem.key, network.kind, strict=True))
+            head + after[mb] - less[min(kind, 2)]
+            for head, (_, _, mb), kind in zip(network.head_s, problem.key, network.kind, strict=True)
         ]
         return decode(network, urgency, patience=self.patience, eager=self.eager)
 
 
 def rules(network: Network) -> Iterator[Rule]:
-    """Yield rules in order of promise."""
-    rows = network.problem.rows
+    """Yield rules, the most promising first."""
     yield Rule(0.5)
     yield Rule(0.4, 0.5, 0.5, eager=True)
     if any(network.nested):
-        yield Rule(0.34, rounds=rows)
-    for patience in (0.0, 0.5, 1.0):
-        for drift in (0.4, 0.5, 0.75, 1.0, 0.25):
-            yield Rule(drift, patience=patience)
-            yield Rule(drift, 0.5, 0.5, eager=True, patience=patience)
+        yield Rule(0.34, rounds=network.problem.rows)
+        yield Rule(0.4, rounds=network.problem.rows, patience=2.0)
+    for patience, drift in product((0.0, 0.5, 1.0), (0.4, 0.5, 0.75, 1.0, 0.25)):
+        yield Rule(drift, patience=patience)
+        yield Rule(drift, 0.5, 0.5, eager=True, patience=patience)
 
 
-def _period(network: Network) -> float:
-    problem = network.problem
-    work = [0.0] * problem.rows
-    for task, row in enumerate(problem.row):
-        work[row] += problem.seconds[task]
-    return max(work) / len({mb for _, _, mb in problem.key})
+def patterns(network: Network) -> Iterator[Decoded]:
+    """Yield schedules that repeat one pattern, slow enough to keep the limits, the fastest first."""
+    least = period_s(network) * network.lanes
+    longest = max(map(sum, zip(network.head_s, network.tail_s, strict=True)), default=0.0)
+    stretch = 1.0
+    while stretch * least < longest + 2 * least:
+        pattern = Pattern.of(network, stretch * least)
+        if pattern.fits(network):
+            break
+        stretch *= 1.025
+    for more in (0.0, 0.025, 0.1, 0.2):
+        found = as_ordered(network, Pattern.of(network, (stretch + more) * least).starts(network))
+        if found is not None:
+            yield found
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """Starts (seconds) of the tasks of ``lanes`` microbatches in a schedule that repeats every ``period_s``.
+
+    ``offset`` is by (stage, phase, lane).
+    """
+
+    period_s: float
+    offset: dict[tuple[int, int, int], float]
+
+    @staticmethod
+    def of(network: Network, period_s: float) -> Pattern:
+        """Place tasks in topological order, fillers last, each as early as its predecessors and the time that
+        its row has left in every period allow (modulo scheduling, Rau 1994)."""
+        problem, lanes = network.problem, network.lanes
+        seconds, quantum = problem.seconds, network.quantum_s
+        one = [t for t in network.order if network.turn[problem.key[t][2]] < lanes]
+        one.sort(key=lambda t: problem.filler[t])
+        taken: list[list[tuple[float, float]]] = [[] for _ in range(problem.rows)]
+        begin: dict[int, float] = {}
+        for task in one:
+            ready = max((begin[u] + seconds[u] + d for u, d in problem.preds[task] if u in begin), default=0.0)
+            busy, need = taken[problem.row[task]], seconds[task]
+            begin[task] = ready
+            for wait in sorted({0.0, *((at + long - ready) % period_s for at, long in busy)}):
+                when = ready + wait
+                if all(
+                    (when - at) % period_s >= long - quantum and (at - when) % period_s >= need - quantum
+                    for at, long in busy
+                ):
+                    begin[task] = when
+                    break
+            busy.append((begin[task], need))
+        names = {task: (*problem.key[task][:2], network.turn[problem.key[task][2]]) for task in one}
+        return Pattern(period_s, {names[task]: when for task, when in begin.items()})
+
+    def starts(self, network: Network) -> list[float]:
+        """Return the start of every task."""
+        when = {mb: divmod(turn, network.lanes) for mb, turn in network.turn.items()}
+        return [
+            self.offset.get((stage, phase, when[mb][1]), 0.0) + when[mb][0] * self.period_s
+            for stage, phase, mb in network.problem.key
+        ]
+
+    def fits(self, network: Network) -> bool:
+        """Say whether what the steady state holds on each row is within its limit."""
+        problem, period, slack = network.problem, self.period_s, network.quantum_s
+        copies = -(-len(network.turn) // network.lanes)
+        held: list[list[tuple[float, float, float]]] = [[] for _ in range(problem.rows)]
+        until: dict[tuple[int, int], float] = {}
+        for task, (stage, phase, mb) in enumerate(problem.key):
+            lane = network.turn[mb]
+            if lane < network.lanes and problem.release_bytes[task]:
+                until[stage, lane] = self.offset[stage, phase, lane] + problem.seconds[task]
+        for task, (stage, phase, mb) in enumerate(problem.key):
+            lane = network.turn[mb]
+            if lane < network.lanes and problem.hold_bytes[task]:
+                begin = self.offset[stage, phase, lane]
+                end = until.get((stage, lane), float("inf"))
+                held[problem.row[task]].append((begin, end, problem.hold_bytes[task]))
+        for row, spans in enumerate(held):
+            for now, _, _ in spans:
+                bytes_now = 0.0
+                for begin, end, amount in spans:
+                    alive = (now - begin + slack) // period - (now - end + slack) // period
+                    bytes_now += min(alive, copies) * amount
+                if bytes_now > network.limit[row]:
+                    return False
+        return True
 
 
 def as_ordered(network: Network, start: list[float]) -> Decoded | None:

@@ -1,7 +1,7 @@
-"""Order compute on rows under memory limits: many starts, each justified, the best kept.
+"""Order compute on rows under memory limits: many starts, each justified, the best shaken, the best kept.
 
-A start is a priority rule run through a simulation, or a periodic pattern; justification then moves tasks into
-idle time, backwards and forwards in time, until that gains nothing. No published schedule is consulted.
+A start is a periodic pattern, or a rule of urgency run through a simulation. Justification moves tasks into idle
+time, backwards and forwards in time, until that gains nothing. No published schedule is consulted.
 """
 
 from __future__ import annotations
@@ -10,18 +10,23 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from piper_core.errors import InfeasibleError
-from piper_core.schedule.list_bound import makespan_bound_s, span_bound_s
+from piper_core.schedule.list_bound import jackson_s, lower_bound_s, work_bound_s
 from piper_core.schedule.list_decode import Decoded, Network
-from piper_core.schedule.list_improve import Justifier
-from piper_core.schedule.list_priority import as_ordered, pattern, rules
+from piper_core.schedule.list_improve import Improver
+from piper_core.schedule.list_priority import patterns, rules
 from piper_core.schedule.list_problem import ListProblem, Measure, Order, check_limits, peaks, slackened
 
+_VISITS = 120_000
+"""Visits of tasks that each step of effort allows, about 0.25 s."""
 
-def list_schedule(problem: ListProblem, *, effort: int = 1, measure: Measure = "makespan") -> Order:
+
+def list_schedule(
+    problem: ListProblem, *, effort: int = 1, measure: Measure = "makespan", seed: int = 0
+) -> Order:
     """Return the total order of tasks on each row, the best found for ``measure`` (ties by the other one).
 
     A problem whose precedence already orders each row keeps that order. The order comes from a simulation,
-    so it cannot deadlock. ``effort`` 0 takes the first rule that works, each step up tries more.
+    so it cannot deadlock. ``effort`` 0 takes the first start that works; each step up allows about 0.25 s.
 
     Raises:
         DirectiveError: the precedence is cyclic.
@@ -33,38 +38,47 @@ def list_schedule(problem: ListProblem, *, effort: int = 1, measure: Measure = "
         _fits(problem, given)
         return given
     check_limits(problem)
-    bound = makespan_bound_s(network) if measure == "makespan" else span_bound_s(network)
-    goal = bound + network.quantum_s * len(problem.row)
-    best = _search(network, Justifier(network, measure), goal, effort)
+    best = _search(network, measure, effort, seed)
     if best is None:
         raise _infeasible(network)
     return best.order
 
 
-def _search(network: Network, justifier: Justifier, goal: float, effort: int) -> Decoded | None:
-    """Return the best schedule that the work allowed by ``effort`` finds; stop at ``goal`` seconds."""
-    allowed = effort * 60_000 // max(1, len(network.order))
+def _search(network: Network, measure: Measure, effort: int, seed: int) -> Decoded | None:
+    """Return the best schedule that the work allowed by ``effort`` finds, or one that meets a lower bound."""
+    problem = network.problem
+    rounding = network.quantum_s * len(network.order)
+    goal = (jackson_s(network) if measure == "makespan" else work_bound_s(problem)) + rounding
+    improver = Improver(network, measure, goal, seed)
+    allowed = effort * _VISITS
     best: Decoded | None = None
-    settled = 0
     waiting: list[tuple[tuple[float, float], int, Decoded]] = []
     for serial, found in enumerate(_starts(network)):
+        improver.work += 3 * len(network.order)
         if found is not None:
-            waiting.append((justifier.score(found), serial, found))
-        if (serial % 4 == 3 or not effort) and waiting:
+            waiting.append((improver.score(found), serial, found))
+        if waiting and (serial % 4 == 3 or not effort):
             waiting.sort()
-            for _ in range(2):
-                if waiting:
-                    found = justifier.settle(waiting.pop(0)[2], goal)
-                    if best is None or justifier.score(found) < justifier.score(best):
-                        best = found
-            if best is not None and (justifier.score(best)[0] <= goal or justifier.work + serial > allowed):
-                break
+            for _, _, start in waiting[:2]:
+                settled = improver.settle(start)
+                if best is None or improver.score(settled) < improver.score(best):
+                    best = settled
+            del waiting[:2]
+        if best is not None and (improver.done(best) or improver.work > 0.6 * allowed):
+            break
+    if best is None or improver.done(best) or not effort:
+        return best
+    serial = 0
+    while improver.work < allowed and not improver.done(best):
+        shaken = improver.shake(best, serial)
+        if improver.score(shaken) <= improver.score(best):
+            best = shaken
+        serial += 1
     return best
 
 
 def _starts(network: Network) -> Iterator[Decoded | None]:
-    for stretch in (1.0, 1.03, 1.1):
-        yield as_ordered(network, pattern(network, stretch))
+    yield from patterns(network)
     for rule in rules(network):
         yield rule.decode(network)
 
