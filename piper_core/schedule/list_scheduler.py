@@ -16,7 +16,7 @@ from piper_core.schedule.list_improve import Improver
 from piper_core.schedule.list_priority import patterns, rules
 from piper_core.schedule.list_problem import ListProblem, Measure, Order, check_limits, peaks, slackened
 
-_VISITS = 120_000
+_VISITS = 240_000
 """Visits of tasks that each step of effort allows, about 0.25 s."""
 
 

@@ -149,7 +149,7 @@ class _Lowering:
             inputs=self._inputs(), streams=tuple(self.stream_table), lines=tuple(lines), labels=self.opened.labels,
             buckets=self._bucket_uses(), start=start, kind=joined[0], stage=joined[1], microbatch=joined[2],
             bucket=joined[3], label=joined[4], line=joined[5], wait_start=wait_start, waits=waits,
-            parts=self.opened.parts, derived=derived, unit=unit,
+            parts=self.opened.parts, derived=derived, sync=dag.sync, unit=unit,
         )  # fmt: skip
 
     def _frees(self, place: Floats) -> tuple[Ints, Floats, Ints]:
@@ -420,7 +420,9 @@ class _Lowering:
         dag = self.dag
         uses = []
         for bucket in dag.buckets:
-            zero3 = dag.states[bucket.state].zero_stage == 3 and bucket.ranks > 1
-            forward, backward = self.opened.uses(bucket) if zero3 else ((), ())
-            uses.append(BucketUse(bucket.stage, zero3, forward, backward))
+            zero = dag.states[bucket.state].zero_stage if bucket.ranks > 1 else 0
+            forward, backward, weight = self.opened.uses(bucket)
+            uses.append(
+                BucketUse(bucket.stage, zero == 3, forward if zero else (), backward if zero == 3 else (), weight)
+            )
         return tuple(uses)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from piper_core.ir.action import Action, ActionKind
 from piper_core.ir.shard_state import Groups, Ranks
+from piper_core.names import Sync
 
 KINDS = tuple(ActionKind)
 CODE = {kind: code for code, kind in enumerate(KINDS)}
@@ -55,13 +56,15 @@ class Communicator:
 
 @dataclass(frozen=True, slots=True)
 class BucketUse:
-    """A bucket as the plan sees it: its stage, whether it is gathered and freed for each use (ZeRO-3), and the
-    parts (labels of the opened macro, () when whole) that use it in a forward and in a backward."""
+    """A bucket as the plan sees it: its stage; whether it is gathered and freed for each use (ZeRO-3); and the
+    parts (labels of an opened macro, -1 the whole) that read it in a forward, read it in a backward, and add to its
+    gradient. ``forward`` and ``backward`` are empty where no gather serves them."""
 
     stage: int
     each_use: bool
     forward: tuple[int, ...]
     backward: tuple[int, ...]
+    weight: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,8 @@ class Plan:
     waits: NDArray[np.int32]
     parts: tuple[tuple[int, str, tuple[tuple[int, ...], ...]], ...] = ()
     derived: tuple[int, ...] = ()
-    unit: NDArray[np.int32] = np.zeros(0, np.int32)  # noqa: RUF009  # never written
+    sync: Sync = Sync.GLOBAL_NORM
+    unit: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -141,7 +145,7 @@ class Plan:
     def same_as(self, other: Plan) -> bool:
         """Compare two plans, leaving aside which DAG nodes they came from."""
         columns = ("start", "kind", "stage", "microbatch", "bucket", "label", "line", "wait_start", "waits")
-        tables = ("rows", "microbatches", "inputs", "streams", "lines", "labels", "buckets", "parts", "derived")
+        tables = ("rows", "microbatches", "inputs", "streams", "lines", "labels", "buckets", "parts", "derived", "sync")
         return all(np.array_equal(getattr(self, c), getattr(other, c)) for c in columns) and all(
             getattr(self, t) == getattr(other, t) for t in tables
         )
@@ -210,6 +214,6 @@ def expand(plan: Plan) -> Plan:
                     ])  # fmt: skip
                 streams.append((replace(plan.streams[s], row=row_of[rank]), actions))
                 waits.append(held)
-    base = {name: getattr(plan, name) for name in ("microbatches", "inputs", "labels", "buckets", "parts")}
+    base = {name: getattr(plan, name) for name in ("microbatches", "inputs", "labels", "buckets", "parts", "sync")}
     derived = tuple(row_of[rank] for row in plan.derived for rank in plan.rows[row])
     return assemble(base | {"rows": rows, "lines": tuple(lines), "derived": derived}, streams, waits)

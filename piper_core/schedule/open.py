@@ -1,0 +1,319 @@
+"""Opening macro actions: where a bucket boundary or an overlap group needs finer pieces than whole phases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from piper_core.ir.dag import Bucket, Dag, Ints
+from piper_core.ir.macro import Macros, inner_position
+from piper_core.names import NodeKind, Phase, Role
+
+
+@dataclass(slots=True)
+class Opening:
+    """Units of compute: whole macros, or the pieces of opened ones.
+
+    ``of`` (n,) is the unit of each node (-1: none). Per unit, shape (count,): ``place`` in its row's order,
+    ``is_compute`` (inner collectives of an opened overlap group are units of their own), ``phase``, ``label`` (index
+    into ``labels``; -1 whole). ``spans`` are the chunks that each compute label covers, as (stage, phase, label,
+    chunks). ``parts`` see ``Plan.parts``.
+    """
+
+    of: Ints
+    place: NDArray[np.float64]
+    is_compute: NDArray[np.bool_]
+    phase: Ints
+    label: Ints
+    labels: tuple[str, ...] = ()
+    parts: tuple[tuple[int, str, tuple[tuple[int, ...], ...]], ...] = ()
+    spans: dict[tuple[int, Phase, int], frozenset[int]] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        return len(self.place)
+
+    def uses(self, bucket: Bucket) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Return the labels that read a bucket in a forward, in a backward, and that add to its gradient."""
+        chunks = {chunk for chunk, _ in bucket.parts}
+        found: tuple[set[int], set[int], set[int]] = (set(), set(), set())
+        for (stage, phase, label), covered in self.spans.items():
+            if stage == bucket.stage and chunks & covered:
+                if phase is Phase.F:
+                    found[0].add(label)
+                if phase in (Phase.B, Phase.BI):
+                    found[1].add(label)
+                if phase in (Phase.B, Phase.BW):
+                    found[2].add(label)
+        a, b, c = (tuple(sorted(labels)) for labels in found)
+        return a, b, c
+
+
+def opening(dag: Dag, found: Macros, position: Ints) -> Opening:
+    """Return the units of compute of a plan.
+
+    A macro opens before the first user of each ZeRO-3 bucket; the first forward and the last backward of a
+    stage also where a ZeRO-0/1/2 bucket is first needed or complete, so that its collective can overlap;
+    members of an overlap group open around their inner collectives, and take turns.
+    """
+    k = len(found)
+    cuts = _cuts(dag)
+    segment_of = np.zeros(len(dag), np.int32)
+    inside = np.flatnonzero(found.of >= 0)
+    macro = found.of[inside]
+    opened: dict[int, Ints] = {}
+    steady, edge = cuts
+    edges_of = _edge_macros(found, position)
+    for (stage, backward), table in steady.items():
+        phases = (Phase.B, Phase.BI) if backward else (Phase.F,)
+        for m in np.flatnonzero((found.stage == stage) & np.isin(found.phase, phases)).tolist():
+            opened[m] = table
+    for (stage, backward), table in edge.items():
+        m = edges_of.get((stage, backward), -1)
+        if m >= 0:
+            opened[m] = table
+    overlapped = _overlapped(dag, found)
+    if not opened and not overlapped:
+        of = found.of.copy()
+        spans = _whole_spans(dag, found)
+        return Opening(of, position.astype(np.float64) * 2, np.ones(k, np.bool_), found.phase.copy(),
+                       np.full(k, -1, np.int32), spans=spans)  # fmt: skip
+    return _Opener(dag, found, position, opened, overlapped).build()
+
+
+def _cuts(dag: Dag) -> tuple[dict[tuple[int, bool], Ints], dict[tuple[int, bool], Ints]]:
+    """Return, for each (stage, backward), the segment of every chunk: for all macros (ZeRO-3), and for the first
+    forward and last backward only (ZeRO-0/1/2). Only those with more than one segment."""
+    chunk = np.arange(len(dag.chunks))
+    marks: tuple[dict[tuple[int, bool], set[int]], dict[tuple[int, bool], set[int]]] = ({}, {})
+    for bucket in dag.buckets:
+        if bucket.ranks == 1:
+            continue
+        zero = dag.states[bucket.state].zero_stage
+        chunks = [c for c, _ in bucket.parts]
+        which = marks[0] if zero == 3 else marks[1]
+        if zero:
+            which.setdefault((bucket.stage, False), set()).add(min(chunks))
+        # ZeRO-3 cuts before the first user of a backward, the others after the last
+        which.setdefault((bucket.stage, True), set()).add(max(chunks) if zero == 3 else min(chunks) - 1)
+    tables: list[dict[tuple[int, bool], Ints]] = []
+    held = dag.nodes.chunk[dag.compute]
+    stages = dag.nodes.stage[dag.compute]
+    for found in marks:
+        table: dict[tuple[int, bool], Ints] = {}
+        for (stage, backward), cut in found.items():
+            mine = held[stages == stage]
+            first, last = int(mine.min()), int(mine.max())
+            at = np.asarray(sorted(c for c in cut if (first <= c < last if backward else first < c <= last)))
+            if not len(at):
+                continue
+            segment = (at[None, :] >= chunk[:, None]).sum(1) if backward else (at[None, :] <= chunk[:, None]).sum(1)
+            table[stage, backward] = segment.astype(np.int32)
+        tables.append(table)
+    return tables[0], tables[1]
+
+
+def _edge_macros(found: Macros, position: Ints) -> dict[tuple[int, bool], int]:
+    """Return the first forward and the last whole or weight backward of each stage, by place in its row."""
+    edge: dict[tuple[int, bool], int] = {}
+    order = np.argsort(position, kind="stable")
+    for m in order[found.phase[order] == Phase.F].tolist():
+        edge.setdefault((int(found.stage[m]), False), m)
+    for m in order[np.isin(found.phase[order], (Phase.B, Phase.BW))].tolist():
+        edge[int(found.stage[m]), True] = m
+    return edge
+
+
+def _overlapped(dag: Dag, found: Macros) -> list[tuple[int, ...]]:
+    """Return the overlap groups, as macros, in which some member communicates inside."""
+    if not dag.overlaps:
+        return []
+    nodes = dag.nodes
+    talks = np.zeros(len(found), np.bool_)
+    inner = (nodes.kind == NodeKind.COLLECTIVE) & (found.of >= 0) & (nodes.stream > 0)
+    talks[found.of[inner]] = True
+    find = found.find()
+    groups = [tuple(find[key] for key in group if key in find) for group in dag.overlaps]
+    return [group for group in groups if len(group) > 1 and talks[list(group)].any()]
+
+
+def _whole_spans(dag: Dag, found: Macros) -> dict[tuple[int, Phase, int], frozenset[int]]:
+    nodes = dag.nodes
+    mask = dag.compute
+    width = len(dag.chunks) + 1
+    key = (nodes.stage[mask].astype(np.int64) * 8 + nodes.phase[mask]) * width + nodes.chunk[mask]
+    held: dict[tuple[int, Phase], set[int]] = {}
+    for value in np.unique(key).tolist():
+        stage, phase = divmod(value // width, 8)
+        held.setdefault((stage, Phase(phase)), set()).add(value % width)
+    return {(stage, phase, -1): frozenset(chunks) for (stage, phase), chunks in held.items()}
+
+
+class _Opener:
+    """Cuts macros by template: macros of one (stage, phase) with the same cuts have the same pieces."""
+
+    def __init__(
+        self, dag: Dag, found: Macros, position: Ints, opened: dict[int, Ints], overlapped: list[tuple[int, ...]]
+    ) -> None:
+        self.dag, self.found, self.position, self.opened = dag, found, position, opened
+        self.overlapped = overlapped
+        self.in_overlap = {m for group in overlapped for m in group}
+        index = np.flatnonzero(found.of >= 0)
+        order = np.lexsort((index, inner_position(dag)[index], dag.nodes.kind[index], found.of[index]))
+        self.sorted = index[order]
+        self.starts = np.searchsorted(found.of[self.sorted], np.arange(len(found) + 1))
+        self.labels: dict[str, int] = {}
+        self.parts: dict[tuple[int, str], dict[tuple[int, ...], None]] = {}
+        self.spans = _whole_spans(dag, found)
+        self.templates: dict[tuple[int, int, int, bool], tuple[Ints, list[tuple[bool, int]]]] = {}
+        self.segments = {id(table): table for table in opened.values()}
+        self.layer = dag.chunk_tag("LAYER")
+
+    def build(self) -> Opening:
+        """Return the units: those of whole macros first, then the pieces of opened ones."""
+        found, k = self.found, len(self.found)
+        cut = set(self.opened) | self.in_overlap
+        whole = np.asarray([m for m in range(k) if m not in cut], np.int64)
+        unit_of_macro = np.full(k, -1, np.int64)
+        unit_of_macro[whole] = np.arange(len(whole))
+        of = np.where(found.of >= 0, unit_of_macro[found.of], -1).astype(np.int32)
+        pieces: dict[int, tuple[int, list[tuple[bool, int]]]] = {}
+        count = len(whole)
+        longest = 1
+        for m in sorted(cut):
+            local, kinds = self._template(m)
+            nodes = self.sorted[self.starts[m] : self.starts[m + 1]]
+            of[nodes] = count + local
+            pieces[m] = (count, kinds)
+            count += len(kinds)
+            longest = max(longest, len(kinds))
+        scale = 2.0 * (longest + 1)
+        place = np.zeros(count)
+        place[: len(whole)] = self.position[whole] * scale
+        is_compute = np.ones(count, np.bool_)
+        phase, label = np.zeros(count, np.int32), np.full(count, -1, np.int32)
+        phase[: len(whole)] = found.phase[whole]
+        turn, base, among = self._turns()
+        for m, (first, kinds) in pieces.items():
+            for i, (compute, name) in enumerate(kinds):
+                is_compute[first + i], label[first + i] = compute, name
+                place[first + i] = base.get(m, self.position[m]) * scale + i * among.get(m, 1) + turn.get(m, 0)
+            phase[first : first + len(kinds)] = found.phase[m]
+        parts = tuple(
+            (stage, kind, tuple(sets)) for (stage, kind), sets in sorted(self.parts.items())
+        )  # fmt: skip
+        return Opening(of, place, is_compute, phase, label, tuple(self.labels), parts, self.spans)
+
+    def _turns(self) -> tuple[dict[int, int], dict[int, int], dict[int, int]]:
+        """Return each overlapped macro's turn, the position its group starts at, and the group's size."""
+        turn: dict[int, int] = {}
+        base: dict[int, int] = {}
+        among: dict[int, int] = {}
+        for group in self.overlapped:
+            first = min(int(self.position[m]) for m in group)
+            for i, m in enumerate(group):
+                turn[m], base[m], among[m] = i, first, len(group)
+        return turn, base, among
+
+    def _template(self, m: int) -> tuple[Ints, list[tuple[bool, int]]]:
+        """Return the piece of each of a macro's nodes (in sorted order), and (is compute, label) of each piece."""
+        stage, phase = int(self.found.stage[m]), int(self.found.phase[m])
+        table = self.opened.get(m)
+        key = (stage, phase, id(table) if table is not None else 0, m in self.in_overlap)
+        if key not in self.templates:
+            self.templates[key] = self._cut(m, table)
+        return self.templates[key]
+
+    def _cut(self, m: int, table: Ints | None) -> tuple[Ints, list[tuple[bool, int]]]:
+        dag, nodes = self.dag, self.dag.nodes
+        mine = self.sorted[self.starts[m] : self.starts[m + 1]].tolist()
+        order = self._inner_order(mine)
+        apart = m in self.in_overlap
+        local = {n: i for i, n in enumerate(mine)}
+        piece = np.zeros(len(mine), np.int32)
+        groups: list[list[int]] = []
+        current = None
+        for n in order:
+            comm = nodes.kind[n] == NodeKind.COLLECTIVE
+            segment = self._segment(n, table)
+            token: Any = ("comm", n) if comm and apart and nodes.stream[n] > 0 else ("compute", segment)
+            if token != current:
+                groups.append([])
+                current = token
+            groups[-1].append(n)
+            piece[local[n]] = len(groups) - 1
+        kinds: list[tuple[bool, int]] = []
+        compute_labels: list[int] = []
+        stage, phase = int(self.found.stage[m]), Phase(int(self.found.phase[m]))
+        single = len(groups) == 1
+        for group in groups:
+            computes = [n for n in group if nodes.kind[n] == NodeKind.COMPUTE]
+            if computes or len(group) > 1 or not apart:
+                chunks = [int(nodes.chunk[n]) for n in (computes or group)]
+                names = [dag.chunks[c].name for c in chunks]
+                label = -1 if single else self._label(names[0] if len(names) == 1 else f"{names[0]}-{names[-1]}")
+                kinds.append((True, label))
+                compute_labels.append(label)
+                self.spans[stage, phase, label] = self.spans.get((stage, phase, label), frozenset()) | frozenset(chunks)
+            else:
+                n = group[0]
+                after = any(nodes.kind[u] == NodeKind.COMPUTE and nodes.chunk[u] == nodes.chunk[n] for u in order[: order.index(n)])
+                kinds.append((False, self._label(f"{dag.chunks[int(nodes.chunk[n])].name}.{'out' if after else 'in'}")))
+        if not single:
+            self.parts.setdefault((stage, phase.name), {})[tuple(compute_labels)] = None
+        return piece, kinds
+
+    def _segment(self, node: int, table: Ints | None) -> int:
+        if table is None:
+            return 0
+        chunk = int(self.dag.nodes.chunk[node])
+        if self.dag.nodes.phase[node] == Phase.R:  # a layer is recomputed as a whole, before its backward starts
+            same = np.flatnonzero(self.layer[:-1] == self.layer[chunk])
+            return int(table[same].min())
+        return int(table[chunk])
+
+    def _label(self, text: str) -> int:
+        return self.labels.setdefault(text, len(self.labels))
+
+    def _inner_order(self, mine: list[int]) -> list[int]:
+        """Return a macro's nodes in a topological order that follows the inner positions."""
+        dag = self.dag
+        if not hasattr(self, "_out"):
+            edges = dag.edges
+            of = self.found.of
+            inner = (of[edges.src] >= 0) & (of[edges.src] == of[edges.dst]) & (edges.role != Role.TEMPORAL)
+            by = np.argsort(edges.src[inner], kind="stable")
+            self._out = edges.src[inner][by], edges.dst[inner][by]
+            self._rank = inner_position(dag)
+        src, dst = self._out
+        degree = dict.fromkeys(mine, 0)
+        out: dict[int, list[int]] = {}
+        for n in mine:
+            lo, hi = np.searchsorted(src, [n, n + 1])
+            out[n] = dst[lo:hi].tolist()
+            for v in out[n]:
+                degree[v] += 1
+        import heapq
+
+        def rank(n: int) -> tuple[int, int, int]:
+            recompute = dag.nodes.phase[n] == Phase.R
+            chunk = int(dag.nodes.chunk[n])
+            if recompute:  # right before the backward of its layer
+                same = np.flatnonzero(self.layer[:-1] == self.layer[chunk])
+                return len(dag.chunks) - int(same.max()), -1, chunk
+            return int(self._rank[n]), 0, n
+
+        ready = [(rank(n), n) for n in mine if degree[n] == 0]
+        heapq.heapify(ready)
+        order: list[int] = []
+        while ready:
+            _, n = heapq.heappop(ready)
+            order.append(n)
+            for v in out[n]:
+                degree[v] -= 1
+                if degree[v] == 0:
+                    heapq.heappush(ready, (rank(v), v))
+        return order
