@@ -117,9 +117,11 @@ class _Lowering:
         # first consumer and last producer of each unit, by place in its row's compute stream
         first = np.full(self.count, np.inf)
         latest = np.full(self.count, -1.0)
-        into = is_compute[self.dst]
+        inside = is_compute.copy()
+        inside[: self.compute_units] = True  # with the collectives of opened macros, which have a place as well
+        into = inside[self.dst]
         np.minimum.at(first, self.src[into], place[self.dst[into]])
-        outof = is_compute[self.src]
+        outof = inside[self.src]
         np.maximum.at(latest, self.dst[outof], place[self.src[outof]])
         free_unit, free_place, free_of = self._frees(place)
         kind = nodes.kind[self.node]
@@ -141,7 +143,7 @@ class _Lowering:
             np.full(len(free_unit), -1),
         )  # fmt: skip
         joined = [np.concatenate([c, f])[order].astype(np.int32) for c, f in zip(columns, frees, strict=True)]
-        wait_start, waits = self._waits(stream, place, rank, first, kind, is_compute, free_unit, order)
+        wait_start, waits = self._waits(stream, place, rank, kind, inside, order)
         start = np.searchsorted(stream[order], np.arange(len(self.stream_table) + 1)).astype(np.int32)
         unit = np.where(self.unit >= 0, rank[self.unit], -1).astype(np.int32)
         return Plan(
@@ -331,9 +333,8 @@ class _Lowering:
         return code, stage, microbatch, bucket, label, line
 
     def _waits(
-        self, stream: Ints, place: Floats, rank: Ints, first: Floats, kind: Ints, is_compute: NDArray[np.bool_],
-        free_unit: Ints, order: Ints,
-    ) -> tuple[Ints, Ints]:  # fmt: skip
+        self, stream: Ints, place: Floats, rank: Ints, kind: Ints, inside: NDArray[np.bool_], order: Ints
+    ) -> tuple[Ints, Ints]:
         """Return what each action waits for: the last one it needs on each other stream of its row, where no earlier
         action of its own stream has waited for that already."""
         a, b = [rank[self.src]], [rank[self.dst]]
@@ -343,7 +344,7 @@ class _Lowering:
         recv = np.flatnonzero(kind == NodeKind.RECV)
         recv = recv[np.argsort(rank[recv])]
         consumer = np.full(self.count, -1, np.int32)
-        edge = is_compute[self.dst] & (kind[self.src] == NodeKind.RECV)
+        edge = inside[self.dst] & (kind[self.src] == NodeKind.RECV)
         edge = np.flatnonzero(edge)
         edge = edge[np.argsort(-place[self.dst[edge]], kind="stable")]
         consumer[self.src[edge]] = self.dst[edge]
@@ -367,7 +368,7 @@ class _Lowering:
             k = np.arange(len(gather)) - prefetch
             ok = (k >= 0) & (stream[gather[np.maximum(k, 0)]] == stream[gather])
             user = np.full(self.count, -1, np.int32)
-            edge = np.flatnonzero(is_compute[self.dst] & (kind[self.src] == NodeKind.COLLECTIVE))
+            edge = np.flatnonzero(inside[self.dst] & (kind[self.src] == NodeKind.COLLECTIVE))
             edge = edge[np.argsort(-place[self.dst[edge]], kind="stable")]
             user[self.src[edge]] = self.dst[edge]
             target = user[gather[np.maximum(k, 0)]]

@@ -78,6 +78,7 @@ class Plan:
 
     ``inputs[s]`` are the stages whose activations stage s takes. ``parts`` maps (stage, kind) to the label tuples
     that an opened macro action may be cut into. ``derived`` are the rows whose order the list scheduler made.
+    ``lanes`` (after :func:`expand`) is each row's position in the group it came from: lanes repeat one another.
     ``unit`` maps the DAG's nodes to actions (-1 none; empty when the plan was read from text).
     """
 
@@ -100,6 +101,7 @@ class Plan:
     parts: tuple[tuple[int, str, tuple[tuple[int, ...], ...]], ...] = ()
     derived: tuple[int, ...] = ()
     sync: Sync = Sync.GLOBAL_NORM
+    lanes: tuple[int, ...] = ()
     unit: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
 
     def __len__(self) -> int:
@@ -145,7 +147,7 @@ class Plan:
     def same_as(self, other: Plan) -> bool:
         """Compare two plans, leaving aside which DAG nodes they came from."""
         columns = ("start", "kind", "stage", "microbatch", "bucket", "label", "line", "wait_start", "waits")
-        tables = ("rows", "microbatches", "inputs", "streams", "lines", "labels", "buckets", "parts", "derived", "sync")
+        tables = ("rows", "microbatches", "inputs", "streams", "lines", "labels", "buckets", "parts", "derived", "sync", "lanes")
         return all(np.array_equal(getattr(self, c), getattr(other, c)) for c in columns) and all(
             getattr(self, t) == getattr(other, t) for t in tables
         )
@@ -216,4 +218,5 @@ def expand(plan: Plan) -> Plan:
                 waits.append(held)
     base = {name: getattr(plan, name) for name in ("microbatches", "inputs", "labels", "buckets", "parts", "sync")}
     derived = tuple(row_of[rank] for row in plan.derived for rank in plan.rows[row])
-    return assemble(base | {"rows": rows, "lines": tuple(lines), "derived": derived}, streams, waits)
+    lanes = tuple(position for row in plan.rows for position in range(len(row)))
+    return assemble(base | {"rows": rows, "lines": tuple(lines), "derived": derived, "lanes": lanes}, streams, waits)

@@ -19,6 +19,7 @@ _GATHERS = {
     CODE[ActionKind.ALL_GATHER]: None, CODE[ActionKind.ALL_GATHER_F]: True, CODE[ActionKind.ALL_GATHER_B]: False
 }  # fmt: skip
 _REDUCES = (CODE[ActionKind.REDUCE_SCATTER], CODE[ActionKind.ALL_REDUCE])
+_INNER = {CODE[ActionKind(word)] for word in ("ALL_TO_ALL_F", "ALL_TO_ALL_B", "COMM_F", "COMM_B")}
 _UPDATE, _NORM, _FREE = CODE[ActionKind.UPDATE], CODE[ActionKind.NORM], CODE[ActionKind.FREE]
 
 
@@ -47,6 +48,7 @@ class _Verifier:
         self.start = plan.start.tolist()
         self.row_of_stream = [stream.row for stream in plan.streams]
         self.row = [self.row_of_stream[s] for s in self.stream]
+        self.lane = [plan.lanes[row] for row in self.row] if plan.lanes else [0] * len(self.row)
         wait_start, waits = plan.wait_start.tolist(), plan.waits.tolist()
         self.waits = [waits[a:b] for a, b in zip(wait_start, wait_start[1:], strict=False)]
         self.outputs: list[list[int]] = [[] for _ in plan.inputs]
@@ -70,13 +72,14 @@ class _Verifier:
         parts: dict[tuple[int, int], set[tuple[int, ...]]] = defaultdict(lambda: {(-1,)})
         for stage, kind, sets in plan.parts:
             parts[stage, CODE[ActionKind(kind)]] = {(-1,), *sets}
-        self.at: dict[tuple[int, int, int], list[int]] = {}
+        self.at: dict[tuple[int, int, int, int], list[int]] = {}
         for s, stream in enumerate(plan.streams):
             if stream.kind is StreamKind.COMPUTE:
                 for i in range(self.start[s], self.start[s + 1]):
                     if self.kind[i] in (_F, _B, _BI, _BW, _R):
-                        self.at.setdefault((self.stage[i], self.kind[i], self.microbatch[i]), []).append(i)
-        for (stage, kind, microbatch), found in self.at.items():
+                        key = (self.lane[i], self.stage[i], self.kind[i], self.microbatch[i])
+                        self.at.setdefault(key, []).append(i)
+        for (_, stage, kind, microbatch), found in self.at.items():
             if stage >= plan.stages or not 0 <= microbatch < plan.microbatches:
                 raise self._error("incomplete", f"{self._name(found[0])} is of no stage or microbatch of the plan", found)
             labels = tuple([self.label[i] for i in found])
@@ -84,22 +87,27 @@ class _Verifier:
                 twice = len(set(labels)) < len(labels)
                 what = "runs more than once" if twice else "does not run all its parts in order"
                 raise self._error("duplicate" if twice else "incomplete", f"{self._word(stage, kind, microbatch)} {what}", found)
-        for stage in range(plan.stages):
-            for microbatch in range(plan.microbatches):
-                forward = self.at.get((stage, _F, microbatch))
-                if forward is None:
-                    raise self._error("incomplete", f"{stage}F{microbatch} is missing")
-                has = [k for k in (_B, _BI, _BW) if (stage, k, microbatch) in self.at]
-                if has not in ([_B], [_BI, _BW]):
-                    if _B in has and len(has) > 1:
-                        raise self._error("duplicate", f"stage {stage} microbatch {microbatch} has both B and "
-                                          f"{KINDS[has[1]].value}", self.at[stage, has[1], microbatch])  # fmt: skip
-                    lacks = "B" if not has else "BW" if has == [_BI] else "BI"
-                    raise self._error("incomplete", f"{stage}{lacks}{microbatch} is missing")
-                for k in has:
-                    if self.row[self.at[stage, k, microbatch][0]] != self.row[forward[0]]:
-                        raise self._error("data_dependency", f"{stage}{KINDS[k].value}{microbatch} is on another row than "
-                                          f"{stage}F{microbatch}", self.at[stage, k, microbatch])  # fmt: skip
+        for lane in sorted(set(plan.lanes) or {0}):
+            for stage in range(plan.stages):
+                for microbatch in range(plan.microbatches):
+                    self._once(lane, stage, microbatch)
+
+    def _once(self, lane: int, stage: int, microbatch: int) -> None:
+        """Refuse a (stage, microbatch) without F, or with other than one of B and {BI, BW}, or on two rows."""
+        found = {k: self.at[lane, stage, k, microbatch] for k in (_F, _B, _BI, _BW) if (lane, stage, k, microbatch) in self.at}
+        if _F not in found:
+            raise self._error("incomplete", f"{stage}F{microbatch} is missing")
+        has = [k for k in found if k != _F]
+        if has not in ([_B], [_BI, _BW]):
+            if _B in has:
+                what = f"stage {stage} microbatch {microbatch} has both B and {KINDS[has[1]].value}"
+                raise self._error("duplicate", what, found[has[1]])
+            lacks = "B" if not has else "BW" if has == [_BI] else "BI"
+            raise self._error("incomplete", f"{stage}{lacks}{microbatch} is missing")
+        for k in has:
+            if self.row[found[k][0]] != self.row[found[_F][0]]:
+                what = f"{self._word(stage, k, microbatch)} is on another row than {stage}F{microbatch}"
+                raise self._error("data_dependency", what, found[k])
 
     # pairing -------------------------------------------------------------------------------------------------------
 
@@ -195,10 +203,16 @@ class _Verifier:
         for s in range(len(self.plan.streams)):
             known: dict[int, int] = {}
             for i in range(self.start[s], self.start[s + 1]):
-                for w in self.waits[i]:
-                    t = self.stream[w]
-                    if known.get(t, -1) < w:
-                        known[t] = w
+                pending = self.waits[i]
+                while pending:  # what a collective inside an opened macro waited for has happened too
+                    deeper: list[int] = []
+                    for w in pending:
+                        t = self.stream[w]
+                        if known.get(t, -1) < w:
+                            known[t] = w
+                            if self.kind[w] in _INNER:
+                                deeper += self.waits[w]
+                    pending = deeper
                 for p in self._reads(i):
                     t = self.stream[p]
                     if (p >= i) if t == s else (known.get(t, -1) < p):
@@ -208,7 +222,7 @@ class _Verifier:
     def _local(self, i: int, stage: int, kinds: tuple[int, ...], microbatch: int) -> list[int]:
         """Return the last part of (stage, one of kinds, microbatch) when it is on the row of action i."""
         for kind in kinds:
-            found = self.at.get((stage, kind, microbatch))
+            found = self.at.get((self.lane[i], stage, kind, microbatch))
             if found:
                 return [found[-1]] if self.row[found[-1]] == self.row[i] else []
         return []
@@ -221,7 +235,7 @@ class _Verifier:
             forward = kind == _F
             if not forward:
                 need += self._local(i, stage, (_F,), mb)
-            if not forward and (stage, _R, mb) in self.at:
+            if not forward and (self.lane[i], stage, _R, mb) in self.at:
                 need += self._local(i, stage, (_R,), mb)
             remote = False
             for other in self.plan.inputs[stage] if forward else self.outputs[stage]:
@@ -272,7 +286,7 @@ class _Verifier:
         need: list[int] = []
         for m in range(self.plan.microbatches) if mb < 0 else (mb,):
             for kind in (_B, _BW):
-                found = self.at.get((use.stage, kind, m), [])
+                found = self.at.get((self.lane[i], use.stage, kind, m), [])
                 need += [p for p in found if self.row[p] == self.row[i] and self.label[p] in use.weight]
         return need
 
