@@ -11,12 +11,14 @@ from typing import Any, NoReturn, TypeAlias
 
 from piper_core.errors import ProgramError
 
-Data: TypeAlias = "None | bool | int | float | str | list[Any] | dict[str, Any]"
+Data: TypeAlias = "bool | int | float | str | list[Any] | dict[str, Any] | None"
 
 MAX_BYTES = 8 * 1024 * 1024
 MAX_DEPTH = 64
 MAX_YAML_VALUES = 200_000
 """YAML is read at 20 microseconds a value: this many take four seconds. JSON has no such limit."""
+
+_EXPECTED = "a list of directives, or a header with directives"
 
 # Possessive, and at ease with a string that never ends: no text makes these quadratic.
 _STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?'
@@ -32,8 +34,8 @@ _NAMED: dict[str, Data] = {
 }
 
 
-class _SyntaxError(ProgramError):
-    """Text that is not in the format at all, so that another one may be tried."""
+class _UnreadableError(ProgramError):
+    """Text that is not in the format tried, or too much of it: another format may do."""
 
 
 def read_document(source: Path | str) -> list[Any] | dict[str, Any]:
@@ -51,10 +53,7 @@ def read_document(source: Path | str) -> list[Any] | dict[str, Any]:
         text = _decode(_file_bytes(source) if isinstance(source, Path) else source.encode("utf-8", "surrogatepass"))
         data = _parse(text, json_only=name.endswith(".json"))
         if not isinstance(data, list | dict):
-            raise ProgramError(
-                "neither a list nor a mapping", expected="a list of directives, or a header with directives",
-                found=repr(data)[:60],
-            )  # fmt: skip
+            raise ProgramError("neither a list nor a mapping", expected=_EXPECTED, found=repr(data)[:60])
         return data
     except ProgramError as error:
         raise error.at(name) from None
@@ -83,7 +82,7 @@ def _decode(raw: bytes) -> str:
     except UnicodeDecodeError as error:
         raise ProgramError(f"byte {error.start} is not UTF-8", expected="UTF-8 text") from None
     if not text.strip():
-        raise ProgramError("the file is empty", expected="a list of directives, or a header with directives")
+        _empty()
     return text
 
 
@@ -92,12 +91,12 @@ def _parse(text: str, *, json_only: bool) -> Data:
         return _yaml(text)
     try:
         return _json(text)
-    except _SyntaxError as error:
+    except _UnreadableError as error:
         if json_only:
             raise
         try:
             return _yaml(text)
-        except _SyntaxError:
+        except _UnreadableError:
             raise error from None
 
 
@@ -107,13 +106,12 @@ def _parse(text: str, *, json_only: bool) -> Data:
 def _json(text: str) -> Data:
     depth = 0
     for token in _BRACKET.finditer(text):
-        match token[0]:
-            case "[" | "{":
-                depth += 1
-                if depth > MAX_DEPTH:
-                    _too_deep(text.count("\n", 0, token.start()) + 1)
-            case "]" | "}":
-                depth -= 1
+        if token[0] in ("[", "{"):
+            depth += 1
+            if depth > MAX_DEPTH:
+                _too_deep(text.count("\n", 0, token.start()) + 1)
+        elif token[0] in ("]", "}"):
+            depth -= 1
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(items)
@@ -124,7 +122,9 @@ def _json(text: str) -> Data:
     try:
         data: Data = json.loads(text, object_pairs_hook=pairs, parse_constant=_not_finite, parse_float=_finite)
     except json.JSONDecodeError as error:
-        raise _SyntaxError(f"line {error.lineno} column {error.colno}: cannot be read as JSON: {error.msg}") from None
+        raise _UnreadableError(
+            f"line {error.lineno} column {error.colno}: cannot be read as JSON: {error.msg}"
+        ) from None
     except ValueError:  # Python's limit on the digits of an integer
         raise ProgramError("a number has too many digits", expected="at most 4000") from None
     return data
@@ -162,7 +162,8 @@ def _finite(text: str) -> float:
 
 def _yaml(text: str) -> Data:
     # Imported here: most documents are JSON, and the import takes 30 ms.
-    from ruamel.yaml import YAML, YAMLError
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
 
     try:
         return _compose(YAML(typ="safe", pure=True).parse(text))
@@ -170,22 +171,22 @@ def _yaml(text: str) -> Data:
         mark = getattr(error, "problem_mark", None)
         what = getattr(error, "problem", None) or getattr(error, "reason", None) or type(error).__name__
         at = f"line {mark.line + 1} column {mark.column + 1}: " if mark else ""
-        raise _SyntaxError(f"{at}cannot be read as YAML: {what}") from None
+        raise _UnreadableError(f"{at}cannot be read as YAML: {what}") from None
     except (ValueError, OverflowError) as error:  # an escape beyond Unicode
-        raise _SyntaxError(f"cannot be read as YAML: {error}") from None
+        raise _UnreadableError(f"cannot be read as YAML: {error}") from None
 
 
 def _compose(events: Iterator[Any]) -> Data:
     """Build the data that a stream of parser events describes."""
     from ruamel.yaml import events as kinds
 
-    root: list[Any] = []
+    root: list[Data] = []
     holders: list[list[Any] | dict[str, Any]] = [root]
     keys: list[str | None] = [None]  # of each mapping held: the key that waits for its value
     for count, event in enumerate(events):
         line = event.start_mark.line + 1
         if count > MAX_YAML_VALUES:
-            raise ProgramError(f"over {MAX_YAML_VALUES} YAML values", hint="write a program of this size as JSON")
+            raise _UnreadableError(f"over {MAX_YAML_VALUES} YAML values", hint="write a program of this size as JSON")
         value: Any
         match event:
             case kinds.AliasEvent():
@@ -227,7 +228,9 @@ def _compose(events: Iterator[Any]) -> Data:
             keys.append(None)
             if len(holders) > MAX_DEPTH + 1:
                 _too_deep(line)
-    return root[0] if root else None
+    if not root:
+        _empty()
+    return root[0]
 
 
 def _no_properties(event: Any, line: int) -> None:
@@ -254,6 +257,10 @@ def _scalar(text: str, line: int) -> Data:
 # --- what both refuse ---
 
 
+def _empty() -> NoReturn:
+    raise ProgramError("the file is empty", expected=_EXPECTED)
+
+
 def _twice(key: str, line: int) -> NoReturn:
     raise ProgramError(f"line {line}: duplicate key {key[:60]!r}", expected="each key once")
 
@@ -264,4 +271,4 @@ def _too_deep(line: int) -> NoReturn:
 
 def _not_finite(text: str, line: int = 0) -> NoReturn:
     at = f"line {line}: " if line else ""
-    raise ProgramError(f"{at}{text[:40]} is not a finite number", expected="a finite number")
+    raise ProgramError(f"{at}a number that is not finite", expected="a finite number", found=text[:40])
