@@ -21,9 +21,19 @@ CANONICAL: tuple[type[Directive[Any]], ...] = (Stage, Split, Place, Shard, Repli
 OPS: Mapping[str, type[Directive[Any]]] = {kind.op: kind for kind in CANONICAL}
 
 __all__ = [
-    "CANONICAL", "OPS", "Directive", "Domain", "Order", "Place", "RecomputeDirective", "Replicate", "Shard", "Split",
-    "Stage", "parse_directive",
-]  # fmt: skip
+    "CANONICAL",
+    "OPS",
+    "Directive",
+    "Domain",
+    "Order",
+    "Place",
+    "RecomputeDirective",
+    "Replicate",
+    "Shard",
+    "Split",
+    "Stage",
+    "parse_directive",
+]
 
 
 def parse_directive(data: object) -> Directive[Any]:

@@ -64,8 +64,9 @@ class Order(Directive[OrderEdit]):
         check_fields(data, ("filters",), ("actions",))
         groups = data["filters"]
         if not isinstance(groups, list | tuple) or len(groups) < 2:
-            raise DirectiveError("filters is too short", expected="a list of at least 2 groups of filters",
-                                 found=repr(groups)[:60])  # fmt: skip
+            raise DirectiveError(
+                "filters is too short", expected="a list of at least 2 groups of filters", found=repr(groups)[:60]
+            )
         read: list[tuple[Filter, ...]] = []
         for i, group in enumerate(groups):
             if not isinstance(group, list | tuple) or not group:
@@ -109,15 +110,18 @@ class Order(Directive[OrderEdit]):
                 overlaps.append(tuple(dict.fromkeys(keys)))
         total = sum(len(a[1]) * len(b[0]) for a, b in pairwise(ends))
         if total > _MAX_EDGES:
-            raise DirectiveError(f"order joins {total} pairs of nodes", expected=f"at most {_MAX_EDGES}",
-                                 hint="narrow the filters")  # fmt: skip
+            raise DirectiveError(
+                f"order joins {total} pairs of nodes", expected=f"at most {_MAX_EDGES}", hint="narrow the filters"
+            )
         src = np.concatenate([np.repeat(a[1], len(b[0])) for a, b in pairwise(ends)])
         dst = np.concatenate([np.tile(b[0], len(a[1])) for a, b in pairwise(ends)])
         across = np.flatnonzero(dag.nodes.group[src] != dag.nodes.group[dst])
         if len(across):
-            a, b = (_name(dag, int(ends[across[0]])) for ends in (src, dst))
-            raise DirectiveError(f"order joins {a} and {b}, which lie on different rows",
-                                 expected="one row: rows wait for each other through data alone")  # fmt: skip
+            one, other = (_name(dag, int(side[across[0]])) for side in (src, dst))
+            raise DirectiveError(
+                f"order joins {one} and {other}, which lie on different rows",
+                expected="one row: rows wait for each other through data alone",
+            )
         if (src == dst).any():
             node = int(src[np.flatnonzero(src == dst)[0]])
             raise DirectiveError(
@@ -162,12 +166,18 @@ class Order(Directive[OrderEdit]):
             for unit in of_group.get(order[row], ()):
                 if unit not in seen and (phase_of[unit] != Phase.R or stage_of[unit] in named):
                     raise DirectiveError(
-                        f"row {row} misses {_text(found, unit)}", hint=f"a row in actions names all of its "
+                        f"row {row} misses {_text(found, unit)}",
+                        hint=f"a row in actions names all of its "
                         f"{len(of_group[order[row]])} actions; use filters for a partial order",
-                    )  # fmt: skip
+                    )
             self._data_order(found, find, seen, row)
-        return OrderEdit(np.asarray(src, np.int32), np.asarray(dst, np.int32), tuple(overlaps),
-                         tuple(order[row] for row, _ in self.actions), "actions")  # fmt: skip
+        return OrderEdit(
+            np.asarray(src, np.int32),
+            np.asarray(dst, np.int32),
+            tuple(overlaps),
+            tuple(order[row] for row, _ in self.actions),
+            "actions",
+        )
 
     @staticmethod
     def _data_order(found: Macros, find: dict[Key, int], seen: dict[int, int], row: int) -> None:
@@ -178,8 +188,8 @@ class Order(Directive[OrderEdit]):
             for before in (needs.get(Phase(phase)), Phase.R if phase in (Phase.B, Phase.BI) else None):
                 other = find.get((stage, int(before), microbatch)) if before is not None else None
                 if other in seen and seen[other] >= position:
-                    raise DirectiveError(f"cyclic order: row {row} puts {_text(found, unit)} before {_text(found, other)}",
-                                         expected=f"{_text(found, other)} first")  # fmt: skip
+                    what = f"cyclic order: row {row} puts {_text(found, unit)} before {_text(found, other)}"
+                    raise DirectiveError(what, expected=f"{_text(found, other)} first")
 
     @classmethod
     def rewrite(cls, dag: Dag, edits: Sequence[OrderEdit]) -> Dag:
@@ -199,8 +209,10 @@ class Order(Directive[OrderEdit]):
 
     @classmethod
     def domain(cls, dag: Dag, mesh: Mesh | None = None) -> Domain:
-        fields = {"filters": "two or more groups of filters, later ones not needed by earlier ones",
-                  "actions": "each compute action of a row once, F before B or BI before BW"}  # fmt: skip
+        fields = {
+            "filters": "two or more groups of filters, later ones not needed by earlier ones",
+            "actions": "each compute action of a row once, F before B or BI before BW",
+        }
 
         def draw(rng: Random) -> Order:
             found = _separate(dag)
@@ -262,8 +274,10 @@ def _select(filter_: Filter, dag: Dag) -> Mask:
     if filter_.phases == ("B",) and not mask.any() and (dag.compute & (dag.nodes.phase == Phase.BI)).any():
         split = Filter((*filter_.without("PASS").items, ("PASS", "BI")))
         if split.mask(dag).any():
-            raise DirectiveError(f"filter {filter_} names B of a chunk that is also split into BI and BW",
-                                 expected="B, or BI and BW, never both")  # fmt: skip
+            raise DirectiveError(
+                f"filter {filter_} names B of a chunk that is also split into BI and BW",
+                expected="B, or BI and BW, never both",
+            )
     return filter_.select(dag)
 
 
@@ -336,8 +350,8 @@ def _acyclic(dag: Dag) -> None:
         path = [u for u in cycle(stuck, src, dst) if u < len(found)]
         order = rows(dag)
         names = [f"{_text(found, u)} (row {order.index(int(found.group[u]))})" for u in path]
-        raise DirectiveError("cyclic order: " + " -> ".join([*names[:6], *(["..."] if len(names) > 6 else []), names[0]]),
-                             hint="each waits for the one before it")  # fmt: skip
+        shown = [*names[:6], *(["..."] if len(names) > 6 else []), names[0]]
+        raise DirectiveError("cyclic order: " + " -> ".join(shown), hint="each waits for the one before it")
 
 
 def _key(found: Macros, unit: int) -> Key:

@@ -89,8 +89,11 @@ class Place(Directive[PlaceEdit]):
             taken = edit.mask & (column >= 0) & (column != at)
             if taken.any():
                 other = groups[int(column[np.flatnonzero(taken)[0]])]
-                raise DirectiveError(f"filter {edit.filter} places nodes on {list(edit.devices)} that another place "
-                                     f"directive puts on {list(other)}", expected="each node placed once")  # fmt: skip
+                raise DirectiveError(
+                    f"filter {edit.filter} places nodes on {list(edit.devices)} that another place "
+                    f"directive puts on {list(other)}",
+                    expected="each node placed once",
+                )
             column[edit.mask] = at
             if edit.stream:
                 if edit.stream not in streams:
@@ -145,5 +148,7 @@ def _fits(groups: Sequence[Ranks], devices: Ranks) -> None:
             )
         shared = set(group).intersection(devices)
         if shared:
-            raise DirectiveError(f"overlapping groups: {list(group)} and {list(devices)} share rank {min(shared)}",
-                                 expected="the same group or a disjoint one")  # fmt: skip
+            raise DirectiveError(
+                f"overlapping groups: {list(group)} and {list(devices)} share rank {min(shared)}",
+                expected="the same group or a disjoint one",
+            )

@@ -76,8 +76,9 @@ def read_devices(data: Mapping[str, Any]) -> Groups:
     name = "devices" if "devices" in data else "device"
     value = data.get(name)
     if not isinstance(value, list | tuple) or not value:
-        raise DirectiveError(f"{name} is not a list of ranks", expected="such as [0, 1] or [[0, 1], [2, 3]]",
-                             found=repr(value)[:60])  # fmt: skip
+        raise DirectiveError(
+            f"{name} is not a list of ranks", expected="such as [0, 1] or [[0, 1], [2, 3]]", found=repr(value)[:60]
+        )
     nested = isinstance(value[0], list | tuple)
     groups: list[tuple[int, ...]] = []
     for group in value if nested else [value]:
@@ -90,8 +91,11 @@ def read_devices(data: Mapping[str, Any]) -> Groups:
         twice = next(rank for rank in flat if flat.count(rank) > 1)
         raise DirectiveError(f"{name} has overlapping groups: rank {twice} is named twice", expected="disjoint groups")
     if len({len(group) for group in groups}) > 1:
-        raise DirectiveError(f"{name} has unequal groups", expected="groups of one size",
-                             found=", ".join(map(str, sorted({len(g) for g in groups}))) + " ranks")  # fmt: skip
+        raise DirectiveError(
+            f"{name} has unequal groups",
+            expected="groups of one size",
+            found=", ".join(map(str, sorted({len(g) for g in groups}))) + " ranks",
+        )
     return tuple(groups)
 
 
@@ -130,10 +134,14 @@ def rows_inside(groups: Groups, row: tuple[int, ...], what: str) -> Groups:
     inside = tuple(group for group in groups if members.issuperset(group))
     for group in groups:
         if members.intersection(group) and group not in inside:
-            raise DirectiveError(f"{what} group {list(group)} is only partly in row {list(row)}",
-                                 expected="each group inside one placement")  # fmt: skip
+            raise DirectiveError(
+                f"{what} group {list(group)} is only partly in row {list(row)}",
+                expected="each group inside one placement",
+            )
     missing = members.difference(rank for group in inside for rank in group)
     if missing:
-        raise DirectiveError(f"{what} groups leave out rank {min(missing)} of row {list(row)}",
-                             expected="groups that cover the placement")  # fmt: skip
+        raise DirectiveError(
+            f"{what} groups leave out rank {min(missing)} of row {list(row)}",
+            expected="groups that cover the placement",
+        )
     return inside

@@ -74,16 +74,31 @@ class Replicate(Directive[ReplicateEdit]):
         axis = read_text(data, "axis", None)
         where = "axis" if axis is not None else "device" if "device" in data and "devices" not in data else "devices"
         check_fields(
-            data, ("filter", where),
-            ("reduce_stream", "gather_stream", "bucket_size", "shard_grads", "shard_params", "shard_optimizer", "prefetch"),
-        )  # fmt: skip
+            data,
+            ("filter", where),
+            (
+                "reduce_stream",
+                "gather_stream",
+                "bucket_size",
+                "shard_grads",
+                "shard_params",
+                "shard_optimizer",
+                "prefetch",
+            ),
+        )
         size = None if data.get("bucket_size") is None else read_int(data, "bucket_size", least=1)
         return cls(
-            read_filter(data), () if axis is not None else read_devices(data),
-            read_text(data, "reduce_stream", None), read_text(data, "gather_stream", None), size,
-            read_bool(data, "shard_grads"), read_bool(data, "shard_params"), read_bool(data, "shard_optimizer"),
-            read_int(data, "prefetch", least=0, default=1), axis,
-        )  # fmt: skip
+            read_filter(data),
+            () if axis is not None else read_devices(data),
+            read_text(data, "reduce_stream", None),
+            read_text(data, "gather_stream", None),
+            size,
+            read_bool(data, "shard_grads"),
+            read_bool(data, "shard_params"),
+            read_bool(data, "shard_optimizer"),
+            read_int(data, "prefetch", least=0, default=1),
+            axis,
+        )
 
     def to_data(self) -> dict[str, Any]:
         data: dict[str, Any] = {"op": self.op, "filter": self.filter.to_data()}
@@ -102,8 +117,9 @@ class Replicate(Directive[ReplicateEdit]):
         if (dag.nodes.group[mask] < 0).any():
             raise DirectiveError(f"filter {self.filter} matches compute that is not placed", hint="place it first")
         if self.shard_params and not self.shard_grads:
-            raise DirectiveError("shard_params without shard_grads", expected="ZeRO-3 shards both",
-                                 hint="add shard_grads: true")  # fmt: skip
+            raise DirectiveError(
+                "shard_params without shard_grads", expected="ZeRO-3 shards both", hint="add shard_grads: true"
+            )
         rows = [dag.groups[g] for g in np.unique(dag.nodes.group[mask]).tolist()]
         for row in rows:
             _cover(groups, row)
@@ -111,14 +127,16 @@ class Replicate(Directive[ReplicateEdit]):
             known = {rank for row in rows for rank in row}
             stray = sorted({rank for group in groups for rank in group} - known)
             if stray:
-                raise DirectiveError(f"rank {stray[0]} does not hold what {self.filter} matches",
-                                     expected=f"ranks of {[list(row) for row in rows[:4]]}")  # fmt: skip
+                raise DirectiveError(
+                    f"rank {stray[0]} does not hold what {self.filter} matches",
+                    expected=f"ranks of {[list(row) for row in rows[:4]]}",
+                )
         pairs = np.unique(np.stack([dag.nodes.state[mask], dag.nodes.group[mask]]), axis=1).T.tolist()
         for index, group in pairs:
-            state, row = dag.states[index], set(dag.groups[group])
+            state, members = dag.states[index], set(dag.groups[group])
             if state.replication is not None:
                 raise DirectiveError(f"filter {self.filter} matches compute that is already replicated")
-            inside = tuple(g for g in groups if row.intersection(g))
+            inside = tuple(g for g in groups if members.intersection(g))
             check_product(inside, state.tensor, "replicate")
             check_product(inside, state.context, "replicate")
         if dag.global_batch is not None:
@@ -127,15 +145,24 @@ class Replicate(Directive[ReplicateEdit]):
             if dag.global_batch % divided:
                 raise DirectiveError(
                     f"global batch {dag.global_batch} does not divide into {degree} replicas x "
-                    f"{max(1, dag.microbatches)} microbatches", expected=f"a multiple of {divided}",
-                )  # fmt: skip
+                    f"{max(1, dag.microbatches)} microbatches",
+                    expected=f"a multiple of {divided}",
+                )
         size = (self.bucket_size or 0) * MIB
         return ReplicateEdit(
             mask,
-            Replication(groups, self.shard_grads, self.shard_params, self.shard_optimizer, size, self.prefetch,
-                        self.reduce_stream or "reduce", self.gather_stream or "gather"),
+            Replication(
+                groups,
+                self.shard_grads,
+                self.shard_params,
+                self.shard_optimizer,
+                size,
+                self.prefetch,
+                self.reduce_stream or "reduce",
+                self.gather_stream or "gather",
+            ),
             str(self.filter),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def _degree(groups: Groups, row: Ranks) -> int:
@@ -154,8 +181,10 @@ class Replicate(Directive[ReplicateEdit]):
 
             index = attached(dag, edit.mask)
             dag = update_states(dag, index, change)
-            degrees = {g: Replicate._degree(edit.replication.groups, dag.groups[g])
-                       for g in np.unique(dag.nodes.group[index]).tolist()}  # fmt: skip
+            degrees = {
+                g: Replicate._degree(edit.replication.groups, dag.groups[g])
+                for g in np.unique(dag.nodes.group[index]).tolist()
+            }
             factor = np.asarray([degrees.get(g, 1) for g in range(len(dag.groups))], np.int32)
             splits = dag.nodes.splits.copy()
             splits[index] *= factor[dag.nodes.group[index]]
@@ -164,8 +193,12 @@ class Replicate(Directive[ReplicateEdit]):
 
     @classmethod
     def domain(cls, dag: Dag, mesh: Mesh | None = None) -> Domain:
-        fields = {"devices": "equal groups that cover the placement", "bucket_size": ">= 1 MiB", "prefetch": ">= 0",
-                  "shard_*": "none, optimizer, grads, grads and params"}  # fmt: skip
+        fields = {
+            "devices": "equal groups that cover the placement",
+            "bucket_size": ">= 1 MiB",
+            "prefetch": ">= 0",
+            "shard_*": "none, optimizer, grads, grads and params",
+        }
 
         def draw(rng: Random) -> Replicate:
             group = int(dag.nodes.group[rng.choice(np.flatnonzero(dag.compute).tolist())])
@@ -176,8 +209,15 @@ class Replicate(Directive[ReplicateEdit]):
             zero = rng.randrange(4)
             options = []
             for groups in [*consecutive(dag.groups[group]), *strided(dag.groups[group]), (dag.groups[group],)]:
-                made = cls(base, groups, bucket_size=rng.choice([None, 1, 16]), shard_optimizer=zero == 1,
-                           shard_grads=zero >= 2, shard_params=zero == 3, prefetch=rng.randrange(3))  # fmt: skip
+                made = cls(
+                    base,
+                    groups,
+                    bucket_size=rng.choice([None, 1, 16]),
+                    shard_optimizer=zero == 1,
+                    shard_grads=zero >= 2,
+                    shard_params=zero == 3,
+                    prefetch=rng.randrange(3),
+                )
                 if made.legal(dag, mesh):
                     options.append(made)
             if not options:
@@ -212,7 +252,9 @@ def _cover(groups: Groups, row: Ranks) -> None:
     parts = [len(members.intersection(group)) for group in groups]
     if sum(parts) != len(row):
         missing = sorted(members.difference(rank for group in groups for rank in group))
-        raise DirectiveError(f"replicate groups leave out rank {missing[0]} of row {list(row)}",
-                             expected="groups that cover the placement")  # fmt: skip
+        raise DirectiveError(
+            f"replicate groups leave out rank {missing[0]} of row {list(row)}",
+            expected="groups that cover the placement",
+        )
     if len({part for part in parts if part}) > 1:
         raise DirectiveError(f"replicate groups meet row {list(row)} in unequal parts", expected="one size")

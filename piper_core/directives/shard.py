@@ -104,15 +104,17 @@ class Shard(Directive[ShardEdit]):
             region = dag.chunks[chunk].region
             if self.kind not in accepted_kinds(region):
                 raise DirectiveError(
-                    f"filter {self.filter} matches {dag.chunks[chunk].name}, a region that cannot be sharded by {self.kind}",
+                    f"filter {self.filter} matches {dag.chunks[chunk].name}, which cannot be sharded by {self.kind}",
                     expected=f"{region} takes " + ", ".join(sorted(accepted_kinds(region))) or "none",
                     hint='narrow the filter, such as {"REGION": "expert"}' if self.kind is ShardKind.EXPERT else "",
                 )
         degree, unit = len(groups[0]), dict(dag.model.units).get(str(self.kind), 0)
         if unit and unit % degree:
             legal = [d for d in range(1, min(unit, 4096) + 1) if unit % d == 0]
-            raise DirectiveError(f"{self.kind} degree {degree} does not divide the model",
-                                 expected="one of " + ", ".join(map(str, legal[:12])))  # fmt: skip
+            raise DirectiveError(
+                f"{self.kind} degree {degree} does not divide the model",
+                expected="one of " + ", ".join(map(str, legal[:12])),
+            )
         for group in np.unique(dag.nodes.group[mask]).tolist():
             rows_inside(groups, dag.groups[group], self.kind)
         for index in np.unique(dag.nodes.state[mask]).tolist():
@@ -121,8 +123,12 @@ class Shard(Directive[ShardEdit]):
 
     def _taken(self, state: ShardState, groups: Groups) -> None:
         """Refuse a second sharding of the same kind, and groups that do not form a product with the others."""
-        held = {ShardKind.TENSOR: state.tensor, ShardKind.SEQUENCE: state.tensor, ShardKind.EXPERT: state.expert,
-                ShardKind.CONTEXT: state.context}  # fmt: skip
+        held = {
+            ShardKind.TENSOR: state.tensor,
+            ShardKind.SEQUENCE: state.tensor,
+            ShardKind.EXPERT: state.expert,
+            ShardKind.CONTEXT: state.context,
+        }
         if held[self.kind]:
             raise DirectiveError(f"filter {self.filter} matches compute that is already sharded by {self.kind}")
         if self.kind is ShardKind.EXPERT:
@@ -143,8 +149,10 @@ class Shard(Directive[ShardEdit]):
 
     @classmethod
     def domain(cls, dag: Dag, mesh: Mesh | None = None) -> Domain:
-        fields = {"kind": "expert, tensor, sequence, context, each once on a chunk",
-                  "devices": "equal groups that cover the placement, of a size that divides the model"}  # fmt: skip
+        fields = {
+            "kind": "expert, tensor, sequence, context, each once on a chunk",
+            "devices": "equal groups that cover the placement, of a size that divides the model",
+        }
 
         def draw(rng: Random) -> Shard:
             options = list(_options(dag, mesh))
@@ -186,8 +194,10 @@ def check_product(groups: Groups, others: Groups, what: str) -> None:
         for other in others:
             shared = members.intersection(other)
             if len(shared) > 1:
-                raise DirectiveError(f"{what} group {list(group)} shares ranks {sorted(shared)} with group {list(other)} "
-                                     "of another kind", expected="groups that form a product, one rank in common")  # fmt: skip
+                raise DirectiveError(
+                    f"{what} group {list(group)} shares ranks {sorted(shared)} with a group of another kind, {list(other)}",
+                    expected="groups that form a product, one rank in common",
+                )
 
 
 def _options(dag: Dag, mesh: Mesh | None) -> Iterator[Shard]:
@@ -263,8 +273,13 @@ def _exchange(dag: Dag, kind: ShardKind, phase: Phase, chosen: Any, stream: Ints
         for exchange in (*before, *reversed(after)):  # a later splice lies closer to the compute
             size = np.asarray([payload_bytes(exchange, chunk) for chunk in dag.chunks])
             made: Nodes = dag.nodes.take(anchors).with_(
-                kind=int(NodeKind.COLLECTIVE), collective=int(exchange.collective), axis=int(exchange.axis),
-                payload=size[dag.nodes.chunk[anchors]], scaled=True, stream=stream[anchors], policy=0,
-            )  # fmt: skip
+                kind=int(NodeKind.COLLECTIVE),
+                collective=int(exchange.collective),
+                axis=int(exchange.axis),
+                payload=size[dag.nodes.chunk[anchors]],
+                scaled=True,
+                stream=stream[anchors],
+                policy=0,
+            )
             dag = splice(dag, anchors, made, before=exchange.before)
     return dag

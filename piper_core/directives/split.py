@@ -44,8 +44,12 @@ class Split(Directive["Split"]):
         return cls(read_filter(data), read_int(data, "num_microbatches", least=1), name)
 
     def to_data(self) -> dict[str, Any]:
-        return {"op": self.op, "filter": self.filter.to_data(), "dim_name": self.dim_name,
-                "num_microbatches": self.num_microbatches}  # fmt: skip
+        return {
+            "op": self.op,
+            "filter": self.filter.to_data(),
+            "dim_name": self.dim_name,
+            "num_microbatches": self.num_microbatches,
+        }
 
     def check(self, dag: Dag, mesh: Mesh | None = None) -> Split:
         if dag.microbatches:
@@ -56,8 +60,12 @@ class Split(Directive["Split"]):
             raise DirectiveError(f"dim_name {self.dim_name!r} is taken", expected="a new tag such as MB")
         mask = self.filter.select(dag)
         if not mask.all():
-            raise DirectiveError(f"filter {self.filter} leaves {int((~mask).sum())} of {len(dag)} compute nodes unsplit",
-                                 expected="all compute", hint="use {}")  # fmt: skip
+            left = int((~mask).sum())
+            raise DirectiveError(
+                f"filter {self.filter} leaves {left} of {len(dag)} compute nodes unsplit",
+                expected="all compute",
+                hint="use {}",
+            )
         if dag.global_batch is not None and dag.global_batch % self.num_microbatches:
             raise DirectiveError(
                 f"global batch {dag.global_batch} does not divide into {self.num_microbatches} microbatches",

@@ -112,15 +112,20 @@ class Stage(Directive["Ints"]):
             counts = self.layers_per_stage
             if not counts or min(counts) < 1 or sum(counts) != layers:
                 raise DirectiveError(
-                    f"layers_per_stage adds up to {sum(counts)} of {layers} layers" if counts and min(counts) > 0
-                    else "layers_per_stage has an empty stage", expected=f"positive counts with sum {layers}",
+                    f"layers_per_stage adds up to {sum(counts)} of {layers} layers"
+                    if counts and min(counts) > 0
+                    else "layers_per_stage has an empty stage",
+                    expected=f"positive counts with sum {layers}",
                     found=str(list(counts)),
-                )  # fmt: skip
+                )
             return counts
         ends = (0, *(self.cuts or ()), layers)
         if any(a >= b for a, b in pairwise(ends)):
-            raise DirectiveError("cuts are not increasing inside the model", expected=f"increasing, within 1-{layers - 1}",
-                                 found=str(list(self.cuts or ())))  # fmt: skip
+            raise DirectiveError(
+                "cuts are not increasing inside the model",
+                expected=f"rising, within 1-{layers - 1}",
+                found=str(list(self.cuts or ())),
+            )
         return tuple(b - a for a, b in pairwise(ends))
 
     def check(self, dag: Dag, mesh: Mesh | None = None) -> Ints:
@@ -154,8 +159,11 @@ class Stage(Directive["Ints"]):
                 case _:
                     return cls(stages=n)
 
-        fields = {"cuts": f"increasing, within 1-{layers - 1}", "layers_per_stage": f"positive, sum {layers}",
-                  "stages": f"1-{layers}"}  # fmt: skip
+        fields = {
+            "cuts": f"increasing, within 1-{layers - 1}",
+            "layers_per_stage": f"positive, sum {layers}",
+            "stages": f"1-{layers}",
+        }
         return Domain(fields, draw, dag, mesh)
 
     def neighbours(self, dag: Dag, mesh: Mesh | None = None) -> Iterator[Stage]:

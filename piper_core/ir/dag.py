@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from piper_core.arch.chunk import Chunk, ModelChunks
 from piper_core.ir.shard_state import Ranks, ShardState
 from piper_core.names import Axis, Collective, NodeKind, Phase, Recompute, Role, Sync
 
-Ints: TypeAlias = NDArray[np.int32]
+Ints: TypeAlias = NDArray[np.integer[Any]]
 Floats: TypeAlias = NDArray[np.float64]
 Mask: TypeAlias = NDArray[np.bool_]
 
@@ -64,17 +64,19 @@ class Nodes:
         return replace(
             self,
             **{
-                name: np.full(n, value, NODE_COLUMNS[name][0]) if np.ndim(value) == 0
+                name: np.full(n, value, NODE_COLUMNS[name][0])
+                if np.ndim(value) == 0
                 else np.asarray(value, NODE_COLUMNS[name][0])
                 for name, value in columns.items()
             },
-        )  # fmt: skip
+        )
 
     @staticmethod
     def make(n: int, **columns: Any) -> Nodes:
         """Return ``n`` nodes with the default of every column that is not given."""
-        filled = {name: np.full(n, default, dtype) for name, (dtype, default) in NODE_COLUMNS.items()
-                  if name not in columns}  # fmt: skip
+        filled = {
+            name: np.full(n, default, dtype) for name, (dtype, default) in NODE_COLUMNS.items() if name not in columns
+        }
         for name, value in columns.items():
             dtype = NODE_COLUMNS[name][0]
             filled[name] = np.full(n, value, dtype) if np.ndim(value) == 0 else np.asarray(value, dtype)
@@ -139,7 +141,7 @@ class Policy:
     """
 
     NONE, SELECTIVE, FULL, FULL_INNER = range(4)
-    OF = {Recompute.NONE: NONE, Recompute.SELECTIVE: SELECTIVE, Recompute.FULL: FULL}
+    OF: ClassVar = {Recompute.NONE: NONE, Recompute.SELECTIVE: SELECTIVE, Recompute.FULL: FULL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,14 +246,23 @@ class Dag:
 
     def equal(self, other: Dag) -> bool:
         """Compare two DAGs column by column."""
+        tables = (
+            "groups",
+            "streams",
+            "states",
+            "buckets",
+            "microbatches",
+            "global_batch",
+            "overlaps",
+            "ordered",
+            "sync",
+        )
         return (
             all(np.array_equal(getattr(self.nodes, c), getattr(other.nodes, c)) for c in NODE_COLUMNS)
-            and all(np.array_equal(getattr(self.edges, c), getattr(other.edges, c))
-                    for c in ("src", "dst", "role", "payload"))
-            and (self.groups, self.streams, self.states, self.buckets, self.microbatches, self.global_batch)
-            == (other.groups, other.streams, other.states, other.buckets, other.microbatches, other.global_batch)
-            and (self.overlaps, self.ordered, self.sync, self.model) == (other.overlaps, other.ordered, other.sync, other.model)
-        )  # fmt: skip
+            and all(np.array_equal(getattr(self.edges, c), getattr(other.edges, c)) for c in Edges.__slots__)
+            and all(getattr(self, t) == getattr(other, t) for t in tables)
+            and self.model == other.model
+        )
 
 
 def training_dag(model: ModelChunks, *, global_batch: int | None = None, sync: Sync = Sync.GLOBAL_NORM) -> Dag:

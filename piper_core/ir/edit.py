@@ -134,6 +134,5 @@ def whole_chunks(filter_: Filter, dag: Dag, op: str) -> Mask:
     """
     for tag, _ in filter_.items:
         if tag in ("PASS", "COMM"):
-            raise DirectiveError(f"{op} filter names {tag}", expected="tags of chunks: all phases of a chunk belong together",
-                                 hint=f"drop {tag}")  # fmt: skip
+            raise DirectiveError(f"{op} filter names {tag}", expected="tags of whole chunks", hint=f"drop {tag}")
     return filter_.select(dag)

@@ -9,13 +9,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from piper_core.errors import DirectiveError
-from piper_core.ir.dag import ABSENT, Dag, Mask
+from piper_core.ir.dag import ABSENT, Dag, Ints, Mask
 from piper_core.names import Collective, NodeKind, Phase, Region
 
 Value: TypeAlias = int | str | tuple[int | str, ...]
 
 _PASSES = ("F", "B", "BI", "BW", "R")
-_COMMS = tuple(kind.name.lower() for kind in Collective if kind) + ("send", "recv")
+_COMMS = (*(kind.name.lower() for kind in Collective if kind), "send", "recv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,8 @@ class Filter:
                 continue
             if tag == "PASS":
                 names = value if isinstance(value, tuple) else (value,)
-                column, wanted = nodes.phase, [int(Phase[str(name)]) for name in names]
+                wanted: list[int] | None = [int(Phase[str(name)]) for name in names]
+                column: Ints = nodes.phase
             elif tag == "REGION":
                 names = value if isinstance(value, tuple) else (value,)
                 regions = np.asarray([*(str(c.region) in names for c in dag.chunks), False])
@@ -90,9 +91,10 @@ class Filter:
                 column, wanted = dag.chunk_tag(tag)[nodes.chunk], _wanted(value)
             else:
                 raise DirectiveError(
-                    f"unknown tag {tag!r} in filter {self}", expected="one of " + ", ".join(dag.tag_names()),
+                    f"unknown tag {tag!r} in filter {self}",
+                    expected="one of " + ", ".join(dag.tag_names()),
                     hint=_tag_hint(tag),
-                )  # fmt: skip
+                )
             if wanted is None:
                 mask = mask & (column != ABSENT)
             elif len(wanted) == 1:
@@ -112,9 +114,10 @@ class Filter:
 def _value(tag: str, value: object) -> Value:
     if value is None:
         return "-"
-    if isinstance(value, bool) or isinstance(value, float):
-        raise DirectiveError(f"filter value of {tag} has the wrong type", expected='an int, "*", "-", a list or "a-b"',
-                             found=repr(value))  # fmt: skip
+    if isinstance(value, bool | float):
+        raise DirectiveError(
+            f"filter value of {tag} has the wrong type", expected='an int, "*", "-", a list or "a-b"', found=repr(value)
+        )
     if tag in ("PASS", "REGION", "COMM"):
         allowed = {"PASS": _PASSES, "REGION": tuple(map(str, Region)), "COMM": _COMMS}[tag]
         names = value if isinstance(value, list | tuple) else [value]
@@ -133,12 +136,13 @@ def _value(tag: str, value: object) -> Value:
                 return int(low)
             if int(low) <= int(high):
                 return value
-    if isinstance(value, list | tuple) and value and all(
-        isinstance(v, int) and not isinstance(v, bool) for v in value
-    ):  # fmt: skip
+    if isinstance(value, list | tuple) and value and all(isinstance(v, int) and not isinstance(v, bool) for v in value):
         return tuple(value)
-    raise DirectiveError(f"filter value of {tag} has the wrong form", expected='an int, "*", "-", a list of ints or "a-b"',
-                         found=repr(value)[:60])  # fmt: skip
+    raise DirectiveError(
+        f"filter value of {tag} has the wrong form",
+        expected='an int, "*", "-", a list or "a-b"',
+        found=repr(value)[:60],
+    )
 
 
 def _text(value: Value) -> str:

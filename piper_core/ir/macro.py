@@ -83,9 +83,14 @@ def macros(dag: Dag, separate: Mask | None = None) -> Macros:
     computes = np.add.reduceat((nodes.kind[index[order]] == NodeKind.COMPUTE).astype(np.int32), new)
     first, last = index[order][new], index[order][new + computes - 1]
     return Macros(
-        of, nodes.group[first], nodes.stage[first], phase[order][new].astype(np.int32), nodes.microbatch[first],
-        first.astype(np.int32), last.astype(np.int32),
-    )  # fmt: skip
+        of,
+        nodes.group[first],
+        nodes.stage[first],
+        phase[order][new].astype(np.int32),
+        nodes.microbatch[first],
+        first.astype(np.int32),
+        last.astype(np.int32),
+    )
 
 
 def project(dag: Dag, of: Ints, edges: Edges | None = None) -> tuple[Ints, Ints]:

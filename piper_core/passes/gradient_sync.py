@@ -120,8 +120,10 @@ def gradient_sync(dag: Dag) -> Dag:
         if zero >= 2 and len(bucket.rows) > 1:
             raise DirectiveError(
                 f"stage {bucket.stage} lives on {len(bucket.rows)} rows, where ZeRO-{zero} cannot reduce each "
-                "microbatch", expected="ZeRO-0 or ZeRO-1", hint="drop shard_grads and shard_params",
-            )  # fmt: skip
+                "microbatch",
+                expected="ZeRO-0 or ZeRO-1",
+                hint="drop shard_grads and shard_params",
+            )
         sync = _Sync(growth, table, index, bucket, replication)
         sync.reduce(zero)
         if zero in (1, 2):
@@ -161,12 +163,21 @@ class _Sync:
         dag = self.growth.dag
         return self.growth.add(
             Nodes.make(
-                n, kind=int(NodeKind.COLLECTIVE), phase=int(phase), chunk=self.bucket.parts[0][0],
-                microbatch=microbatch, stage=self.bucket.stage, group=group, stream=dag.streams.index(stream),
-                collective=int(kind), axis=int(Axis.DATA), payload=size, bucket=self.index,
+                n,
+                kind=int(NodeKind.COLLECTIVE),
+                phase=int(phase),
+                chunk=self.bucket.parts[0][0],
+                microbatch=microbatch,
+                stage=self.bucket.stage,
+                group=group,
+                stream=dag.streams.index(stream),
+                collective=int(kind),
+                axis=int(Axis.DATA),
+                payload=size,
+                bucket=self.index,
                 state=self.bucket.state,
             )
-        )  # fmt: skip
+        )
 
     def reduce(self, zero: int) -> None:
         """Add one reduction a step (ZeRO-0/1; one node a row) or a microbatch (ZeRO-2/3)."""

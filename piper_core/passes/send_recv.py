@@ -24,8 +24,9 @@ def send_recv(dag: Dag) -> Dag:
     crossing = np.flatnonzero(
         np.isin(edges.role, (Role.ACTIVATION, Role.GRADIENT))
         & (nodes.group[edges.src] != nodes.group[edges.dst])
-        & ~comm[edges.src] & ~comm[edges.dst]
-    )  # fmt: skip
+        & ~comm[edges.src]
+        & ~comm[edges.dst]
+    )
     if not len(crossing):
         return dag
     src, dst = edges.src[crossing], edges.dst[crossing]

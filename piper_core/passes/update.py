@@ -58,16 +58,23 @@ def close_step(dag: Dag) -> Dag:
     if dag.sync is not Sync.NONE:
         rows = sorted({group for _, group in updates})
         made = growth.add(
-            Nodes.make(len(rows), kind=int(NodeKind.NORM), group=rows, collective=int(Collective.ALL_REDUCE),
-                       axis=int(Axis.NORM), payload=4.0)
-        )  # fmt: skip
+            Nodes.make(
+                len(rows),
+                kind=int(NodeKind.NORM),
+                group=rows,
+                collective=int(Collective.ALL_REDUCE),
+                axis=int(Axis.NORM),
+                payload=4.0,
+            )
+        )
         norm_of = dict(zip(rows, made.tolist(), strict=True))
         growth.link(done, np.asarray([norm_of[g] for g in groups.tolist()], np.int32), Role.REDUCTION)
         for tie, group, _ in ties:
             growth.link(np.asarray([tie]), np.asarray([norm_of[group]]), Role.REDUCTION)
         if dag.sync is Sync.GLOBAL_NORM:
             pairs = [(norm_of[group], update) for (_, group), update in updates.items()]
-            growth.link(*np.asarray(pairs, np.int32).T, Role.REDUCTION)
+            src, dst = np.asarray(pairs, np.int32).T
+            growth.link(src, dst, Role.REDUCTION)
     return growth.finish()
 
 
@@ -80,8 +87,10 @@ def _ties(dag: Dag, growth: Growth, reductions: Ints, weight: Ints) -> list[tupl
         for chunk, numel in held:
             users = weight[nodes.chunk[weight] == chunk]
             if len(set(nodes.group[users].tolist())) > 1:
-                raise DirectiveError(f"tied parameter {name} on a stage that lives on two rows",
-                                     hint="untie it, or place its stages on one row each")  # fmt: skip
+                raise DirectiveError(
+                    f"tied parameter {name} on a stage that lives on two rows",
+                    hint="untie it, or place its stages on one row each",
+                )
             copies.append((users, numel))
         rows = {int(nodes.group[users[0]]) for users, _ in copies}
         if len(rows) < 2:
@@ -96,10 +105,20 @@ def _ties(dag: Dag, growth: Growth, reductions: Ints, weight: Ints) -> list[tupl
             if late:
                 size = -(-size // dag.buckets[bucket].ranks)
             node = growth.add(
-                Nodes.make(1, kind=int(NodeKind.COLLECTIVE), phase=int(Phase.BW), chunk=int(nodes.chunk[first]),
-                           stage=stage, group=group, collective=int(Collective.ALL_REDUCE), axis=int(Axis.TIE),
-                           payload=4.0 * size, bucket=bucket, state=int(nodes.state[first]))
-            )  # fmt: skip
+                Nodes.make(
+                    1,
+                    kind=int(NodeKind.COLLECTIVE),
+                    phase=int(Phase.BW),
+                    chunk=int(nodes.chunk[first]),
+                    stage=stage,
+                    group=group,
+                    collective=int(Collective.ALL_REDUCE),
+                    axis=int(Axis.TIE),
+                    payload=4.0 * size,
+                    bucket=bucket,
+                    state=int(nodes.state[first]),
+                )
+            )
             own = reductions[(nodes.bucket[reductions] == bucket) & (nodes.group[reductions] == group)]
             if late:
                 growth.link(own, np.repeat(node, len(own)), Role.REDUCTION)

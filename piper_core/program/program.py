@@ -146,8 +146,9 @@ def _complete(dag: Dag) -> Dag:
         stages = sorted(set(nodes.stage[missing].tolist()))
         raise DirectiveError(
             f"{len(missing)} compute nodes are not placed, first {dag.chunks[nodes.chunk[missing[0]]].name}"
-            + (f" of stage {stages[0]}" if stages[0] >= 0 else ""), expected="a place directive for every stage",
-        )  # fmt: skip
+            + (f" of stage {stages[0]}" if stages[0] >= 0 else ""),
+            expected="a place directive for every stage",
+        )
     if dag.stages == 0:
         dag = replace(dag, nodes=nodes.with_(stage=np.where(nodes.kind == NodeKind.NORM, -1, 0)))
     return _contiguous(dag)
@@ -167,8 +168,9 @@ def _contiguous(dag: Dag) -> Dag:
         if of_chunk[u] > of_chunk[v]:
             raise DirectiveError(
                 f"stages are not contiguous: {dag.chunks[u].name} of stage {of_chunk[u]} feeds {dag.chunks[v].name} "
-                f"of stage {of_chunk[v]}", expected="stage numbers that never fall along the model",
-            )  # fmt: skip
+                f"of stage {of_chunk[v]}",
+                expected="stage numbers that never fall along the model",
+            )
     return dag
 
 

@@ -15,7 +15,6 @@ from piper_core.errors import DirectiveError
 from piper_core.ir.action import Action
 from piper_core.ir.dag import Dag
 from piper_core.ir.filter import Filter
-from piper_core.names import ShardKind
 from piper_core.program.program import Program
 
 _PASSES = ("F", "B", "BI", "BW")
@@ -27,7 +26,7 @@ _FIELDS = {
     "shard": {"op", "filter", "devices", "stream"},
     "split": {"op", "filter", "dim_name", "num_microbatches"},
 }  # fmt: skip
-_ORDER = (Place, Replicate, Shard, Split, Order)
+_ORDER: tuple[type[Directive[Any]], ...] = (Place, Replicate, Shard, Split, Order)
 """The order of upstream's own files. Both apply the kinds in an order of their own."""
 
 
@@ -88,14 +87,10 @@ def to_upstream(program: Program, dag: Dag | None = None) -> list[dict[str, Any]
     made: list[tuple[int, dict[str, Any]]] = []
     for directive in program.directives:
         try:
-            made += [(_kind(directive), data) for data in _lower(directive, tags)]
+            made += [(_ORDER.index(type(directive)), data) for data in _lower(directive, tags)]
         except DirectiveError as error:
             raise error.at(program.where(directive)) from None
     return [data for _, data in sorted(made, key=lambda item: item[0])]
-
-
-def _kind(directive: Directive[Any]) -> int:
-    return next(i for i, kind in enumerate(_ORDER) if isinstance(directive, kind))
 
 
 def _lower(directive: Directive[Any], tags: _Tags) -> Iterator[dict[str, Any]]:
@@ -115,28 +110,15 @@ def _lower(directive: Directive[Any], tags: _Tags) -> Iterator[dict[str, Any]]:
             groups = [[tags.filter(each, "filters") for each in group] for group in directive.filters]
             yield {"op": "order", "filters": groups}
             return
-        case Shard():
-            if directive.kind is not ShardKind.EXPERT:
-                _stop("kind", str(directive.kind))
-            _one_group(directive)
-        case Replicate():
-            if directive.shard_optimizer:
-                _stop("shard_optimizer", "true")
-            if directive.prefetch != 1:
-                _stop("prefetch", str(directive.prefetch))
-            _one_group(directive)
+        case Shard() | Replicate() if len(directive.devices) > 1:
+            _stop("devices", f"{len(directive.devices)} groups", "upstream has one flat list of ranks")
+        case _:
+            pass
     data = directive.to_data()
     unknown = sorted(data.keys() - _FIELDS[directive.op])
     if unknown:
         _stop(unknown[0], str(data[unknown[0]]))
     yield data | {"filter": tags.filter(Filter.parse(data["filter"]))}
-
-
-def _one_group(directive: Shard | Replicate) -> None:
-    if directive.axis:
-        _stop("axis", directive.axis, "write its devices, one directive for each group")
-    if len(directive.devices) > 1:
-        _stop("devices", f"{len(directive.devices)} groups", "upstream has one flat list of ranks")
 
 
 def _stop(field: str, found: str, hint: str = "") -> NoReturn:

@@ -21,7 +21,7 @@ def compute_order(dag: Dag, found: Macros, costs: Costs, row_of_group: Ints) -> 
     Raises:
         DirectiveError: the given order is cyclic; InfeasibleError: a memory limit cannot be met.
     """
-    nodes, edges = dag.nodes, dag.edges
+    edges = dag.edges
     row = row_of_group[found.group]
     k = len(found)
     claimed = np.zeros(len(dag.groups) + 1, np.bool_)
@@ -37,8 +37,10 @@ def compute_order(dag: Dag, found: Macros, costs: Costs, row_of_group: Ints) -> 
     src, dst, message = _macro_edges(dag, found)
     done, stuck = topological(k, src, dst)
     if stuck:
-        raise DirectiveError("cyclic order: " + ", ".join(_name(found, u) for u in stuck[:6]) + " wait for each other",
-                             hint="check the order directives of these rows against each other")  # fmt: skip
+        raise DirectiveError(
+            "cyclic order: " + ", ".join(_name(found, u) for u in stuck[:6]) + " wait for each other",
+            hint="check the order directives of these rows against each other",
+        )
     position = _positions(done, row)
     direct = set(zip(src[~message].tolist(), dst[~message].tolist(), strict=True))
     partial = _partial_rows(done, row.tolist(), direct)
@@ -90,9 +92,7 @@ def _partial_rows(order: list[int], row: list[int], direct: set[tuple[int, int]]
     return partial
 
 
-def _complete(
-    dag: Dag, found: Macros, costs: Costs, row: Ints, src: Ints, dst: Ints, message: Mask
-) -> Ints:
+def _complete(dag: Dag, found: Macros, costs: Costs, row: Ints, src: Ints, dst: Ints, message: Mask) -> Ints:
     from piper_core.schedule.list_problem import ListProblem
     from piper_core.schedule.list_scheduler import list_schedule
 
@@ -103,12 +103,14 @@ def _complete(
     hop = dag.edges.role == Role.MESSAGE
     if hop.any() and message.any():
         hop_s[message] = float(np.median(costs.seconds[dag.edges.src[hop]]))
-    hold = np.zeros(k)
+    hold: Floats = np.zeros(k)
     if costs.hold_bytes is not None:
         hold = np.bincount(found.of[inside], weights=costs.hold_bytes[inside], minlength=k)
     forward = found.phase == Phase.F
-    held = {(int(s), int(m)): float(h) for s, m, h in
-            zip(found.stage[forward], found.microbatch[forward], hold[forward], strict=True)}  # fmt: skip
+    held = {
+        (int(s), int(m)): float(h)
+        for s, m, h in zip(found.stage[forward], found.microbatch[forward], hold[forward], strict=True)
+    }
     ends = np.isin(found.phase, (Phase.B, Phase.BW))
     keys = list(zip(found.stage.tolist(), found.phase.tolist(), found.microbatch.tolist(), strict=True))
     preds: list[list[tuple[int, float]]] = [[] for _ in range(k)]
@@ -116,12 +118,16 @@ def _complete(
         preds[b].append((a, delay))
     rows = len(dag.groups)
     problem = ListProblem(
-        rows=rows, row=row.tolist(), seconds=seconds.tolist(), preds=preds,
+        rows=rows,
+        row=row.tolist(),
+        seconds=seconds.tolist(),
+        preds=preds,
         hold_bytes=np.where(forward, hold, 0.0).tolist(),
         release_bytes=[held.get((s, m), 0.0) if e else 0.0 for (s, _, m), e in zip(keys, ends.tolist(), strict=True)],
         limit_bytes=list(costs.limit_bytes) if costs.limit_bytes else [float("inf")] * rows,
-        filler=(found.phase == Phase.BW).tolist(), key=keys,
-    )  # fmt: skip
+        filler=(found.phase == Phase.BW).tolist(),
+        key=keys,
+    )
     position = np.empty(k, np.int32)
     for ordered in list_schedule(problem, effort=costs.effort):
         position[ordered] = np.arange(len(ordered))

@@ -54,8 +54,8 @@ def rules(network: Network) -> Iterator[Rule]:
     yield Rule(0.5)
     yield Rule(0.4, 0.5, 0.5, eager=True)
     if any(network.nested):
-        yield Rule(0.34, rounds=network.problem.rows)
-        yield Rule(0.4, rounds=network.problem.rows, patience=2.0)
+        for drift, first, patience in ((0.34, 0.0, 0.0), (0.6, 1.0, 3.0), (0.5, 0.25, 3.0), (0.4, 0.0, 3.0), (0.34, -1.0, 3.0)):
+            yield Rule(drift, first, rounds=network.problem.rows, patience=patience)
     for patience, drift in product((0.0, 0.5, 1.0), (0.4, 0.5, 0.75, 1.0, 0.25)):
         yield Rule(drift, patience=patience)
         yield Rule(drift, 0.5, 0.5, eager=True, patience=patience)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from piper_core.ir.action import KIND_OF_PHASE, ActionKind
 from piper_core.ir.dag import Dag, Floats, Ints
 from piper_core.ir.edit import rows as rows_of
-from piper_core.ir.macro import Macros, inner_position, macros
+from piper_core.ir.macro import Macros, macros
 from piper_core.names import Axis, Collective, NodeKind, Phase, Role
 from piper_core.passes.gradient_sync import bucket_ranks
 from piper_core.schedule.complete import compute_order
@@ -76,9 +76,15 @@ class _Lowering:
     """The arrays of one lowering. A unit is a future action: first those of compute, then one a comm node."""
 
     def __init__(
-        self, dag: Dag, found: Macros, row_of_group: Ints, position: Floats, opened: Opening,
-        channels: ChannelRule, look_ahead: int,
-    ) -> None:  # fmt: skip
+        self,
+        dag: Dag,
+        found: Macros,
+        row_of_group: Ints,
+        position: Ints,
+        opened: Opening,
+        channels: ChannelRule,
+        look_ahead: int,
+    ) -> None:
         self.dag, self.channels, self.look_ahead = dag, channels, look_ahead
         nodes = dag.nodes
         self.row = row_of_group[nodes.group]
@@ -138,29 +144,49 @@ class _Lowering:
         rank[order] = np.arange(total)
         columns = self._columns(kind, is_compute, line)
         frees = (
-            np.full(len(free_unit), CODE[ActionKind.FREE]), nodes.stage[self.node[free_of]],
-            np.full(len(free_unit), -1), nodes.bucket[self.node[free_of]], np.full(len(free_unit), -1),
+            np.full(len(free_unit), CODE[ActionKind.FREE]),
+            nodes.stage[self.node[free_of]],
             np.full(len(free_unit), -1),
-        )  # fmt: skip
+            nodes.bucket[self.node[free_of]],
+            np.full(len(free_unit), -1),
+            np.full(len(free_unit), -1),
+        )
         joined = [np.concatenate([c, f])[order].astype(np.int32) for c, f in zip(columns, frees, strict=True)]
         wait_start, waits = self._waits(stream, place, rank, kind, inside, order)
         start = np.searchsorted(stream[order], np.arange(len(self.stream_table) + 1)).astype(np.int32)
         unit = np.where(self.unit >= 0, rank[self.unit], -1).astype(np.int32)
         return Plan(
-            rows=tuple(dag.groups[g] for g in rows_of(dag)), microbatches=max(1, dag.microbatches),
-            inputs=self._inputs(), streams=tuple(self.stream_table), lines=tuple(lines), labels=self.opened.labels,
-            buckets=self._bucket_uses(), start=start, kind=joined[0], stage=joined[1], microbatch=joined[2],
-            bucket=joined[3], label=joined[4], line=joined[5], wait_start=wait_start, waits=waits,
-            parts=self.opened.parts, derived=derived, sync=dag.sync, unit=unit,
-        )  # fmt: skip
+            rows=tuple(dag.groups[g] for g in rows_of(dag)),
+            microbatches=max(1, dag.microbatches),
+            inputs=self._inputs(),
+            streams=tuple(self.stream_table),
+            lines=tuple(lines),
+            labels=self.opened.labels,
+            buckets=self._bucket_uses(),
+            start=start,
+            kind=joined[0],
+            stage=joined[1],
+            microbatch=joined[2],
+            bucket=joined[3],
+            label=joined[4],
+            line=joined[5],
+            wait_start=wait_start,
+            waits=waits,
+            parts=self.opened.parts,
+            derived=derived,
+            sync=dag.sync,
+            unit=unit,
+        )
 
     def _frees(self, place: Floats) -> tuple[Ints, Floats, Ints]:
         """For each ZeRO-3 gather: (a unit of its row's compute stream, place just after its last user, the gather)."""
         nodes = self.dag.nodes
         each = np.zeros(self.count, np.bool_)
-        each[self.unit[self.comm]] = (nodes.collective[self.comm] == Collective.ALL_GATHER) & (
-            nodes.axis[self.comm] == Axis.DATA
-        )  & (nodes.microbatch[self.comm] >= 0)  # fmt: skip
+        each[self.unit[self.comm]] = (
+            (nodes.collective[self.comm] == Collective.ALL_GATHER)
+            & (nodes.axis[self.comm] == Axis.DATA)
+            & (nodes.microbatch[self.comm] >= 0)
+        )
         edge = np.flatnonzero(each[self.src])
         users, gathers = self.dst[edge], self.src[edge]
         order = np.lexsort((place[users], gathers))
@@ -179,16 +205,13 @@ class _Lowering:
         message = (kind[others] == NodeKind.SEND) | (kind[others] == NodeKind.RECV)
         peer = np.where(message, self._peer()[others], 0)
         direction = np.where(nodes.phase[node] == Phase.F, 0, 1)
-        match self.channels:
-            case ChannelRule.FULL:
-                tail = peer * 2 + direction
-            case ChannelRule.PAIR:
-                tail = peer * 2
-            case ChannelRule.RANK:
-                tail = peer * 0
+        tail = peer * 2 * (self.channels is not ChannelRule.RANK) + direction * (self.channels is ChannelRule.FULL)
         name = np.where(kind[others] == NodeKind.NORM, len(self.dag.streams), nodes.stream[node])
-        key = ((self.unit_row[others].astype(np.int64) * 3 + np.where(message, kind[others], 0)) * (len(self.dag.streams) + 1)
-               + np.where(message, 0, name)) * (2 * rows + 2) + np.where(message, tail, 0)  # fmt: skip
+        key = (
+            (self.unit_row[others].astype(np.int64) * 3 + np.where(message, kind[others], 0))
+            * (len(self.dag.streams) + 1)
+            + np.where(message, 0, name)
+        ) * (2 * rows + 2) + np.where(message, tail, 0)
         unique, first, inverse = np.unique(key, return_index=True, return_inverse=True)
         stream[others] = rows + inverse
         for i in first.tolist():
@@ -266,9 +289,10 @@ class _Lowering:
         dag, nodes = self.dag, self.dag.nodes
         names = {p.tie for p in dag.chunks[nodes.chunk[node]].parameters if p.tie}
         same = [
-            n for n in np.flatnonzero(nodes.axis == Axis.TIE).tolist()
+            n
+            for n in np.flatnonzero(nodes.axis == Axis.TIE).tolist()
             if names & {p.tie for p in dag.chunks[nodes.chunk[n]].parameters}
-        ]  # fmt: skip
+        ]
         held = tuple(sorted({int(self.row[n]) for n in same}))
         order = rows_of(dag)
         return held, tuple(zip(*(dag.groups[order[row]] for row in held), strict=True)), "tie"
@@ -357,9 +381,11 @@ class _Lowering:
         # gathers: at most `prefetch` ahead of the compute that is about to use one
         nodes = self.dag.nodes
         gather = np.flatnonzero(
-            (kind == NodeKind.COLLECTIVE) & (nodes.collective[self.node] == Collective.ALL_GATHER)
-            & (nodes.axis[self.node] == Axis.DATA) & (nodes.microbatch[self.node] >= 0)
-        )  # fmt: skip
+            (kind == NodeKind.COLLECTIVE)
+            & (nodes.collective[self.node] == Collective.ALL_GATHER)
+            & (nodes.axis[self.node] == Axis.DATA)
+            & (nodes.microbatch[self.node] >= 0)
+        )
         if len(gather):
             gather = gather[np.argsort(rank[gather])]
             states = self.dag.states

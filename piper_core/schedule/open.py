@@ -79,8 +79,14 @@ def opening(dag: Dag, found: Macros, position: Ints) -> Opening:
     if not opened and not overlapped:
         of = found.of.copy()
         spans = _whole_spans(dag, found)
-        return Opening(of, position.astype(np.float64) * 2, np.ones(k, np.bool_), found.phase.copy(),
-                       np.full(k, -1, np.int32), spans=spans)  # fmt: skip
+        return Opening(
+            of,
+            position.astype(np.float64) * 2,
+            np.ones(k, np.bool_),
+            found.phase.copy(),
+            np.full(k, -1, np.int32),
+            spans=spans,
+        )
     return _Opener(dag, found, position, opened, overlapped).build()
 
 
@@ -202,9 +208,7 @@ class _Opener:
                 is_compute[first + i], label[first + i] = compute, name
                 place[first + i] = base.get(m, self.position[m]) * scale + i * among.get(m, 1) + turn.get(m, 0)
             phase[first : first + len(kinds)] = found.phase[m]
-        parts = tuple(
-            (stage, kind, tuple(sets)) for (stage, kind), sets in sorted(self.parts.items())
-        )  # fmt: skip
+        parts = tuple((stage, kind, tuple(sets)) for (stage, kind), sets in sorted(self.parts.items()))
         return Opening(of, place, is_compute, phase, label, tuple(self.labels), parts, self.spans)
 
     def _turns(self) -> tuple[dict[int, int], dict[int, int], dict[int, int]]:
@@ -260,7 +264,10 @@ class _Opener:
                 self.spans[stage, phase, label] = self.spans.get((stage, phase, label), frozenset()) | frozenset(chunks)
             else:
                 n = group[0]
-                after = any(nodes.kind[u] == NodeKind.COMPUTE and nodes.chunk[u] == nodes.chunk[n] for u in order[: order.index(n)])
+                after = any(
+                    nodes.kind[u] == NodeKind.COMPUTE and nodes.chunk[u] == nodes.chunk[n]
+                    for u in order[: order.index(n)]
+                )
                 kinds.append((False, self._label(f"{dag.chunks[int(nodes.chunk[n])].name}.{'out' if after else 'in'}")))
         if not single:
             self.parts.setdefault((stage, phase.name), {})[tuple(compute_labels)] = None

@@ -89,20 +89,20 @@ class Plan:
     lines: tuple[Channel | Communicator, ...]
     labels: tuple[str, ...]
     buckets: tuple[BucketUse, ...]
-    start: NDArray[np.int32]
-    kind: NDArray[np.int32]
-    stage: NDArray[np.int32]
-    microbatch: NDArray[np.int32]
-    bucket: NDArray[np.int32]
-    label: NDArray[np.int32]
-    line: NDArray[np.int32]
-    wait_start: NDArray[np.int32]
-    waits: NDArray[np.int32]
+    start: NDArray[np.integer[Any]]
+    kind: NDArray[np.integer[Any]]
+    stage: NDArray[np.integer[Any]]
+    microbatch: NDArray[np.integer[Any]]
+    bucket: NDArray[np.integer[Any]]
+    label: NDArray[np.integer[Any]]
+    line: NDArray[np.integer[Any]]
+    wait_start: NDArray[np.integer[Any]]
+    waits: NDArray[np.integer[Any]]
     parts: tuple[tuple[int, str, tuple[tuple[int, ...], ...]], ...] = ()
     derived: tuple[int, ...] = ()
     sync: Sync = Sync.GLOBAL_NORM
     lanes: tuple[int, ...] = ()
-    unit: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    unit: NDArray[np.integer[Any]] = field(default_factory=lambda: np.zeros(0, np.int32))
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -123,7 +123,7 @@ class Plan:
             None if bucket < 0 else bucket,
         )
 
-    def stream_of(self) -> NDArray[np.int32]:
+    def stream_of(self) -> NDArray[np.integer[Any]]:
         """Return the stream of each action, shape (A,)."""
         return np.repeat(np.arange(len(self.streams), dtype=np.int32), np.diff(self.start))
 
@@ -147,7 +147,19 @@ class Plan:
     def same_as(self, other: Plan) -> bool:
         """Compare two plans, leaving aside which DAG nodes they came from."""
         columns = ("start", "kind", "stage", "microbatch", "bucket", "label", "line", "wait_start", "waits")
-        tables = ("rows", "microbatches", "inputs", "streams", "lines", "labels", "buckets", "parts", "derived", "sync", "lanes")
+        tables = (
+            "rows",
+            "microbatches",
+            "inputs",
+            "streams",
+            "lines",
+            "labels",
+            "buckets",
+            "parts",
+            "derived",
+            "sync",
+            "lanes",
+        )
         return all(np.array_equal(getattr(self, c), getattr(other, c)) for c in columns) and all(
             getattr(self, t) == getattr(other, t) for t in tables
         )
@@ -170,10 +182,18 @@ def assemble(
     wait_start = np.zeros(len(flat) + 1, np.int32)
     wait_start[1:] = np.cumsum([len(wait) for wait in flat])
     return Plan(
-        streams=tuple(stream for stream, _ in streams), start=start,
-        kind=table[:, 0], stage=table[:, 1], microbatch=table[:, 2], bucket=table[:, 3], label=table[:, 4],
-        line=table[:, 5], wait_start=wait_start, waits=np.asarray([w for wait in flat for w in wait], np.int32), **base,
-    )  # fmt: skip
+        streams=tuple(stream for stream, _ in streams),
+        start=start,
+        kind=table[:, 0],
+        stage=table[:, 1],
+        microbatch=table[:, 2],
+        bucket=table[:, 3],
+        label=table[:, 4],
+        line=table[:, 5],
+        wait_start=wait_start,
+        waits=np.asarray([w for wait in flat for w in wait], np.int32),
+        **base,
+    )
 
 
 def expand(plan: Plan) -> Plan:
@@ -211,9 +231,12 @@ def expand(plan: Plan) -> Plan:
                 for i in range(start[s], start[s + 1]):
                     kind, stage, microbatch, bucket, label, line = (column[i] for column in columns)
                     actions.append((kind, stage, microbatch, bucket, label, line_of.get((line, rank), -1)))
-                    held.append([
-                        (local[stream_of[w]], w - start[stream_of[w]]) for w in all_waits[wait_start[i] : wait_start[i + 1]]
-                    ])  # fmt: skip
+                    held.append(
+                        [
+                            (local[stream_of[w]], w - start[stream_of[w]])
+                            for w in all_waits[wait_start[i] : wait_start[i + 1]]
+                        ]
+                    )
                 streams.append((replace(plan.streams[s], row=row_of[rank]), actions))
                 waits.append(held)
     base = {name: getattr(plan, name) for name in ("microbatches", "inputs", "labels", "buckets", "parts", "sync")}

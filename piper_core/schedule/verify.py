@@ -16,8 +16,10 @@ _F, _B, _BI, _BW, _R = (CODE[ActionKind(word)] for word in ("F", "B", "BI", "BW"
 _SENDS = {CODE[ActionKind.SEND_F]: True, CODE[ActionKind.SEND_B]: False}
 _RECVS = {CODE[ActionKind.RECV_F]: True, CODE[ActionKind.RECV_B]: False}
 _GATHERS = {
-    CODE[ActionKind.ALL_GATHER]: None, CODE[ActionKind.ALL_GATHER_F]: True, CODE[ActionKind.ALL_GATHER_B]: False
-}  # fmt: skip
+    CODE[ActionKind.ALL_GATHER]: None,
+    CODE[ActionKind.ALL_GATHER_F]: True,
+    CODE[ActionKind.ALL_GATHER_B]: False,
+}
 _REDUCES = (CODE[ActionKind.REDUCE_SCATTER], CODE[ActionKind.ALL_REDUCE])
 _INNER = {CODE[ActionKind(word)] for word in ("ALL_TO_ALL_F", "ALL_TO_ALL_B", "COMM_F", "COMM_B")}
 _UPDATE, _NORM, _FREE = CODE[ActionKind.UPDATE], CODE[ActionKind.NORM], CODE[ActionKind.FREE]
@@ -70,8 +72,8 @@ class _Verifier:
         """Each (stage, microbatch): F once, and B or BI and BW, once, on the same row; macro actions whole."""
         plan = self.plan
         parts: dict[tuple[int, int], set[tuple[int, ...]]] = defaultdict(lambda: {(-1,)})
-        for stage, kind, sets in plan.parts:
-            parts[stage, CODE[ActionKind(kind)]] = {(-1,), *sets}
+        for stage, verb, sets in plan.parts:
+            parts[stage, CODE[ActionKind(verb)]] = {(-1,), *sets}
         self.at: dict[tuple[int, int, int, int], list[int]] = {}
         for s, stream in enumerate(plan.streams):
             if stream.kind is StreamKind.COMPUTE:
@@ -81,12 +83,16 @@ class _Verifier:
                         self.at.setdefault(key, []).append(i)
         for (_, stage, kind, microbatch), found in self.at.items():
             if stage >= plan.stages or not 0 <= microbatch < plan.microbatches:
-                raise self._error("incomplete", f"{self._name(found[0])} is of no stage or microbatch of the plan", found)
+                raise self._error(
+                    "incomplete", f"{self._name(found[0])} is of no stage or microbatch of the plan", found
+                )
             labels = tuple([self.label[i] for i in found])
             if labels not in parts[stage, kind]:
                 twice = len(set(labels)) < len(labels)
                 what = "runs more than once" if twice else "does not run all its parts in order"
-                raise self._error("duplicate" if twice else "incomplete", f"{self._word(stage, kind, microbatch)} {what}", found)
+                raise self._error(
+                    "duplicate" if twice else "incomplete", f"{self._word(stage, kind, microbatch)} {what}", found
+                )
         for lane in sorted(set(plan.lanes) or {0}):
             for stage in range(plan.stages):
                 for microbatch in range(plan.microbatches):
@@ -94,7 +100,11 @@ class _Verifier:
 
     def _once(self, lane: int, stage: int, microbatch: int) -> None:
         """Refuse a (stage, microbatch) without F, or with other than one of B and {BI, BW}, or on two rows."""
-        found = {k: self.at[lane, stage, k, microbatch] for k in (_F, _B, _BI, _BW) if (lane, stage, k, microbatch) in self.at}
+        found = {
+            k: self.at[lane, stage, k, microbatch]
+            for k in (_F, _B, _BI, _BW)
+            if (lane, stage, k, microbatch) in self.at
+        }
         if _F not in found:
             raise self._error("incomplete", f"{stage}F{microbatch} is missing")
         has = [k for k in found if k != _F]
@@ -126,15 +136,21 @@ class _Verifier:
                 continue
             sending = self.kind[i] in _SENDS
             if owner.setdefault((line, self.row[i], sending), self.stream[i]) != self.stream[i]:
-                raise self._error("mispaired", f"{self._name(i)} uses a channel that another stream of its row uses", [i])
+                raise self._error(
+                    "mispaired", f"{self._name(i)} uses a channel that another stream of its row uses", [i]
+                )
             queues[line].setdefault((self.row[i], sending), []).append(i)
         partner = list(range(len(plan)))
         for line, queue in zip(plan.lines, queues, strict=True):
             if isinstance(line, Channel):
                 sends, recvs = queue.get((line.source, True), []), queue.get((line.destination, False), [])
                 if sum(map(len, queue.values())) != len(sends) + len(recvs):
-                    stray = next(i for (row, sending), q in queue.items() for i in q
-                                 if row != (line.source if sending else line.destination))  # fmt: skip
+                    stray = next(
+                        i
+                        for (row, sending), q in queue.items()
+                        for i in q
+                        if row != (line.source if sending else line.destination)
+                    )
                     raise self._error("mispaired", f"{self._name(stray)} is at the wrong end of its channel", [stray])
                 self._messages(line, sends, recvs, partner)
             else:
@@ -151,13 +167,21 @@ class _Verifier:
                 or target >= self.plan.stages
                 or source not in self.plan.inputs[target]
             ):
-                raise self._error("mispaired", f"row {line.destination} expects {self._name(b)} but the next message from "
-                                  f"row {line.source} is {self._name(a)}", [b, a])  # fmt: skip
+                raise self._error(
+                    "mispaired",
+                    f"row {line.destination} expects {self._name(b)} but the next message from "
+                    f"row {line.source} is {self._name(a)}",
+                    [b, a],
+                )
             partner[b] = a
         if len(sends) != len(recvs):
             lone = (sends + recvs)[len(sends) + len(recvs) - 1] if len(sends) < len(recvs) else sends[len(recvs)]
-            raise self._error("mispaired", f"{self._name(lone)} on row {self.row[lone]} has no partner on row "
-                              f"{line.source if len(sends) < len(recvs) else line.destination}", [lone])  # fmt: skip
+            raise self._error(
+                "mispaired",
+                f"{self._name(lone)} on row {self.row[lone]} has no partner on row "
+                f"{line.source if len(sends) < len(recvs) else line.destination}",
+                [lone],
+            )
 
     def _collectives(self, rows: tuple[int, ...], queues: list[list[int]], label: str, partner: list[int]) -> None:
         first = queues[0]
@@ -165,14 +189,21 @@ class _Verifier:
             for a, b in zip(first, queue, strict=False):
                 same = (self.kind[a], self.microbatch[a]) == (self.kind[b], self.microbatch[b])
                 if not same or (label not in ("tie", "norm") and self.bucket[a] != self.bucket[b]):
-                    raise self._error("collective_order", f"rows {rows[0]} and {row} meet in different collectives: "
-                                      f"{self._name(a)} and {self._name(b)}", [a, b])  # fmt: skip
+                    raise self._error(
+                        "collective_order",
+                        f"rows {rows[0]} and {row} meet in different collectives: {self._name(a)} and {self._name(b)}",
+                        [a, b],
+                    )
                 partner[b] = a
             if len(first) != len(queue):
                 longer = first if len(first) > len(queue) else queue
                 lone = longer[min(len(first), len(queue))]
-                raise self._error("collective_order", f"{self._name(lone)} on row {self.row[lone]} lacks a member of its "
-                                  f"group (rows {', '.join(map(str, rows[:6]))})", [lone])  # fmt: skip
+                raise self._error(
+                    "collective_order",
+                    f"{self._name(lone)} on row {self.row[lone]} lacks a member of its "
+                    f"group (rows {', '.join(map(str, rows[:6]))})",
+                    [lone],
+                )
 
     # data ----------------------------------------------------------------------------------------------------------
 
@@ -216,8 +247,11 @@ class _Verifier:
                 for p in self._reads(i):
                     t = self.stream[p]
                     if (p >= i) if t == s else (known.get(t, -1) < p):
-                        raise self._error("data_dependency", f"{self._name(i)} on row {self.row[i]} does not wait for "
-                                          f"{self._name(p)}", [i, p])  # fmt: skip
+                        raise self._error(
+                            "data_dependency",
+                            f"{self._name(i)} on row {self.row[i]} does not wait for {self._name(p)}",
+                            [i, p],
+                        )
 
     def _local(self, i: int, stage: int, kinds: tuple[int, ...], microbatch: int) -> list[int]:
         """Return the last part of (stage, one of kinds, microbatch) when it is on the row of action i."""
@@ -245,16 +279,25 @@ class _Verifier:
             if remote:
                 messages = self.recv.get((row, forward, stage, mb))
                 if not messages:
-                    raise self._error("data_dependency", f"{self._name(i)} on row {row} has no message to read from", [i])
+                    raise self._error(
+                        "data_dependency", f"{self._name(i)} on row {row} has no message to read from", [i]
+                    )
                 need += messages
             for b in self.users[stage][0 if forward else 1].get(self.label[i], ()):
                 g = self.gather.get((row, forward, b, mb))
                 if g is None:
-                    raise self._error("data_dependency", f"{self._name(i)} on row {row} reads bucket {b}, which is not "
-                                      "gathered for it", [i])  # fmt: skip
+                    raise self._error(
+                        "data_dependency",
+                        f"{self._name(i)} on row {row} reads bucket {b}, which is not gathered for it",
+                        [i],
+                    )
                 need.append(g)
             if forward:
-                need += [self.gather[at] for b in self.heads[stage].get(self.label[i], ()) if (at := (row, None, b, -1)) in self.gather]
+                need += [
+                    self.gather[at]
+                    for b in self.heads[stage].get(self.label[i], ())
+                    if (at := (row, None, b, -1)) in self.gather
+                ]
         elif kind == _BW:
             need += self._local(i, stage, (_BI,), mb)
         elif kind == _R:
@@ -262,7 +305,9 @@ class _Verifier:
         elif kind in _SENDS:
             made = self._local(i, stage, (_F,) if _SENDS[kind] else (_B, _BI), mb)
             if not made:
-                raise self._error("data_dependency", f"{self._name(i)} on row {row} sends what its row never makes", [i])
+                raise self._error(
+                    "data_dependency", f"{self._name(i)} on row {row} sends what its row never makes", [i]
+                )
             need += made
         elif kind in _REDUCES:
             need += self._gradients(i)
@@ -310,17 +355,25 @@ class _Verifier:
                 if kind == _FREE:
                     freed[self.bucket[i]] += 1
                     if freed[self.bucket[i]] > len(turn.get((stream.row, self.bucket[i]), ())):
-                        raise self._error("use_after_free", f"row {stream.row} frees bucket {self.bucket[i]} more often than "
-                                          "it gathers it", [i])  # fmt: skip
+                        raise self._error(
+                            "use_after_free",
+                            f"row {stream.row} frees bucket {self.bucket[i]} more often than it gathers it",
+                            [i],
+                        )
                 elif kind in (_F, _B, _BI):
                     for b in self.users[self.stage[i]][0 if kind == _F else 1].get(self.label[i], ()):
                         order = turn.get((stream.row, b), {})
                         if order.get((kind == _F, self.microbatch[i]), -1) < freed[b]:
-                            raise self._error("use_after_free", f"{self._name(i)} on row {stream.row} uses bucket {b} after "
-                                              "it was freed", [i])  # fmt: skip
+                            raise self._error(
+                                "use_after_free",
+                                f"{self._name(i)} on row {stream.row} uses bucket {b} after it was freed",
+                                [i],
+                            )
             for (row, b), order in turn.items():
                 if row == stream.row and freed[b] != len(order):
-                    raise self._error("leak", f"row {row} gathers bucket {b} {len(order)} times and frees it {freed[b]} times")
+                    raise self._error(
+                        "leak", f"row {row} gathers bucket {b} {len(order)} times and frees it {freed[b]} times"
+                    )
 
     # deadlock ------------------------------------------------------------------------------------------------------
 
@@ -346,8 +399,15 @@ class _Verifier:
         shown = [i for t in path for i in members[t][:1]]
         words = [f"{self._name(i)} (row {self.row[i]})" for i in shown]
         text = " then ".join(words[:6]) + (" then ..." if len(words) > 6 else f" then {words[0]}")
-        who = f"rows {' and '.join(map(str, rows))} wait for each other" if 1 < len(rows) <= 4 else (
-            f"{len(rows)} rows wait for each other in a ring" if len(rows) > 4 else f"row {rows[0]} waits for itself")  # fmt: skip
+        who = (
+            f"rows {' and '.join(map(str, rows))} wait for each other"
+            if 1 < len(rows) <= 4
+            else (
+                f"{len(rows)} rows wait for each other in a ring"
+                if len(rows) > 4
+                else f"row {rows[0]} waits for itself"
+            )
+        )
         raise self._error("deadlock", f"{who}: {text}", shown)
 
     # messages ------------------------------------------------------------------------------------------------------
