@@ -195,7 +195,7 @@ def check_product(groups: Groups, others: Groups, what: str) -> None:
             shared = members.intersection(other)
             if len(shared) > 1:
                 raise DirectiveError(
-                    f"{what} group {list(group)} shares ranks {sorted(shared)} with a group of another kind, {list(other)}",
+                    f"{what} group {list(group)} shares ranks {sorted(shared)} with {list(other)} of another kind",
                     expected="groups that form a product, one rank in common",
                 )
 

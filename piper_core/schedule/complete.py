@@ -96,16 +96,15 @@ def _complete(dag: Dag, found: Macros, costs: Costs, row: Ints, src: Ints, dst: 
     from piper_core.schedule.list_problem import ListProblem
     from piper_core.schedule.list_scheduler import list_schedule
 
-    k, nodes = len(found), dag.nodes
+    k = len(found)
     inside = found.of >= 0
     seconds = np.bincount(found.of[inside], weights=costs.seconds[inside], minlength=k)
     hop_s = np.zeros(len(src))
     hop = dag.edges.role == Role.MESSAGE
     if hop.any() and message.any():
         hop_s[message] = float(np.median(costs.seconds[dag.edges.src[hop]]))
-    hold: Floats = np.zeros(k)
-    if costs.hold_bytes is not None:
-        hold = np.bincount(found.of[inside], weights=costs.hold_bytes[inside], minlength=k)
+    held_by_node = np.zeros(len(dag)) if costs.hold_bytes is None else costs.hold_bytes
+    hold = np.bincount(found.of[inside], weights=held_by_node[inside], minlength=k)
     forward = found.phase == Phase.F
     held = {
         (int(s), int(m)): float(h)

@@ -212,7 +212,7 @@ class _Lowering:
             * (len(self.dag.streams) + 1)
             + np.where(message, 0, name)
         ) * (2 * rows + 2) + np.where(message, tail, 0)
-        unique, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+        _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
         stream[others] = rows + inverse
         for i in first.tolist():
             n = int(node[i])

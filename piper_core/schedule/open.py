@@ -60,12 +60,8 @@ def opening(dag: Dag, found: Macros, position: Ints) -> Opening:
     members of an overlap group open around their inner collectives, and take turns.
     """
     k = len(found)
-    cuts = _cuts(dag)
-    segment_of = np.zeros(len(dag), np.int32)
-    inside = np.flatnonzero(found.of >= 0)
-    macro = found.of[inside]
     opened: dict[int, Ints] = {}
-    steady, edge = cuts
+    steady, edge = _cuts(dag)
     edges_of = _edge_macros(found, position)
     for (stage, backward), table in steady.items():
         phases = (Phase.B, Phase.BI) if backward else (Phase.F,)

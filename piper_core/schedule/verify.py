@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import pairwise
 
 import numpy as np
 
@@ -52,7 +53,7 @@ class _Verifier:
         self.row = [self.row_of_stream[s] for s in self.stream]
         self.lane = [plan.lanes[row] for row in self.row] if plan.lanes else [0] * len(self.row)
         wait_start, waits = plan.wait_start.tolist(), plan.waits.tolist()
-        self.waits = [waits[a:b] for a, b in zip(wait_start, wait_start[1:], strict=False)]
+        self.waits = [waits[a:b] for a, b in pairwise(wait_start)]
         self.outputs: list[list[int]] = [[] for _ in plan.inputs]
         for stage, before in enumerate(plan.inputs):
             for source in before:
@@ -265,7 +266,7 @@ class _Verifier:
         """Return the actions of its row whose results action i reads."""
         kind, stage, mb, row = self.kind[i], self.stage[i], self.microbatch[i], self.row[i]
         need: list[int] = []
-        if kind == _F or kind == _B or kind == _BI:
+        if kind in (_F, _B, _BI):
             forward = kind == _F
             if not forward:
                 need += self._local(i, stage, (_F,), mb)
