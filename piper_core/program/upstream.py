@@ -77,7 +77,7 @@ def to_upstream(program: Program, dag: Dag | None = None) -> list[dict[str, Any]
         actions {0: "0F0 (0F1 0B0)"}   becomes   filters [[0F0], [0F1, 0B0]]   as {PP: 0, MB: 0, PASS: F} ...
 
     ``dag``, the base DAG, says whether the model carries ``PP``; without it, it does. The result applies to an
-    equal DAG.
+    equal DAG, less the claim that ``actions`` makes of naming everything on its rows.
 
     Raises:
         DirectiveError: a directive or a field that upstream does not have, with its position.
