@@ -220,14 +220,14 @@ def _options(dag: Dag, mesh: Mesh | None) -> Iterator[Shard]:
 
 
 def _apply_kind(dag: Dag, edits: Sequence[ShardEdit], kind: ShardKind) -> Dag:
-    streams = list(dag.streams)
-    stream = np.zeros(len(dag), np.int32)
+    streams, n = list(dag.streams), len(edits[0].mask)  # as checked: kinds applied before have added nodes
+    stream = np.zeros(n, np.int32)
     for edit in edits:
         name = edit.directive.stream or str(kind)
         if name not in streams:
             streams.append(name)
         stream[edit.mask] = streams.index(name)
-    everything = np.zeros(len(dag), np.bool_)
+    everything = np.zeros(n, np.bool_)
     variants: dict[tuple[Any, bool], Mask] = {}
     for edit in edits:
         if (everything & edit.mask).any():
