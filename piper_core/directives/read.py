@@ -113,9 +113,14 @@ def resolve(groups: Groups, axis: str | None, mesh: Mesh | None) -> Groups:
     if axis is not None:
         if mesh is None:
             raise DirectiveError(f"axis {axis!r} needs a mesh", hint="give the header a mesh, or use devices")
-        if axis not in mesh.names:
-            raise DirectiveError(f"unknown mesh axis {axis!r}", expected="one of " + ", ".join(mesh.names))
-        return mesh.groups(axis)
+        names = axis.split("+")
+        for name in names:
+            if name not in mesh.names or names.count(name) > 1:
+                raise DirectiveError(
+                    f"unknown mesh axis {name!r}",
+                    expected="one of " + ", ".join(mesh.names) + ", or several joined by +",
+                )
+        return mesh.groups(*names)
     if mesh is not None:
         for group in groups:
             for rank in group:

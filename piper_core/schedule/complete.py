@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from piper_core.errors import DirectiveError
-from piper_core.ir.dag import Dag, Floats, Ints, Mask
+from piper_core.ir.dag import Dag, Ints, Mask
 from piper_core.ir.macro import Macros, topological
 from piper_core.names import NodeKind, Phase, Role
 
