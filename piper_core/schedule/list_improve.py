@@ -18,9 +18,9 @@ class Improver:
     """
 
     def __init__(self, network: Network, measure: Measure, goal_s: float, seed: int) -> None:
-        self.work = 0
+        self.work, self.goal_s = 0, goal_s
         self._forward, self._backward, self._measure = network, network.reversed(), measure
-        self._goal_s, self._random = goal_s, Random(seed)
+        self._random = Random(seed)
         first = [float("inf")] * network.problem.rows
         for task, row in enumerate(network.problem.row):
             first[row] = min(first[row], network.head_s[task])
@@ -35,7 +35,7 @@ class Improver:
 
     def done(self, schedule: Decoded) -> bool:
         """Say whether the schedule meets the goal."""
-        return self.score(schedule)[0] <= self._goal_s
+        return self.score(schedule)[0] <= self.goal_s
 
     def settle(self, schedule: Decoded) -> Decoded:
         """Justify as long as that gains."""
@@ -83,16 +83,13 @@ def compact(network: Network, start: list[float], lag: list[float] | None = None
         problem.seconds, problem.hold_bytes, problem.release_bytes, problem.row, problem.preds,
     )  # fmt: skip
     quantum = network.quantum_s
-    position = [0] * len(start)
-    for index, task in enumerate(network.order):
-        position[task] = index
     new = [0.0] * len(start)
     rows: list[list[int]] = [[] for _ in range(problem.rows)]
     begins: list[list[float]] = [[] for _ in range(problem.rows)]
     ends: list[list[float]] = [[] for _ in range(problem.rows)]
     held: list[list[float]] = [[] for _ in range(problem.rows)]  # while the task at this position runs
     limit = network.limit
-    for task in sorted(range(len(start)), key=lambda t: (start[t], position[t])):
+    for task in sorted(network.order, key=start.__getitem__):  # ties stay in topological order
         row, need, acquires = row_of[task], seconds[task], hold[task]
         ready = lag[row] if lag else 0.0
         for pred, delay in preds[task]:

@@ -16,7 +16,7 @@ from piper_core.schedule.list_improve import Improver
 from piper_core.schedule.list_priority import patterns, rules
 from piper_core.schedule.list_problem import ListProblem, Measure, Order, check_limits, peaks, slackened
 
-_VISITS = 240_000
+_VISITS = 200_000
 """Visits of tasks that each step of effort allows, about 0.25 s."""
 
 
@@ -54,7 +54,7 @@ def _search(network: Network, measure: Measure, effort: int, seed: int) -> Decod
     best: Decoded | None = None
     waiting: list[tuple[tuple[float, float], int, Decoded]] = []
     for serial, found in enumerate(_starts(network)):
-        improver.work += 3 * len(network.order)
+        improver.work += 4 * len(network.order)
         if found is not None:
             waiting.append((improver.score(found), serial, found))
         if waiting and (serial % 4 == 3 or not effort):
@@ -68,6 +68,8 @@ def _search(network: Network, measure: Measure, effort: int, seed: int) -> Decod
             break
     if best is None or improver.done(best) or not effort:
         return best
+    if measure == "makespan" and not any(network.nested):
+        improver.goal_s = lower_bound_s(problem) + rounding
     serial = 0
     while improver.work < allowed and not improver.done(best):
         shaken = improver.shake(best, serial)
