@@ -1,0 +1,125 @@
+"""``piper-search check``: compile a strategy file, prove that its plan runs, print it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from piper_core.directives import Order, Stage
+from piper_core.errors import PiperError
+from piper_core.ir.filter import Filter, Value
+from piper_core.program.program import Program
+from piper_core.program.strategy import Strategy, base_dag, load
+from piper_core.schedule.lower import lower
+from piper_core.schedule.plan import Plan
+from piper_core.schedule.verify import verify
+from profiler import console
+from search.cli.show import count, show_grid
+
+
+@dataclass(slots=True)
+class Report:
+    """What a check found, as far as it came; None where it did not come."""
+
+    nodes: int | None = None
+    edges: int | None = None
+    actions: int | None = None
+    streams: int | None = None
+    rows: int | None = None
+    ranks: int | None = None
+    stages: int | None = None
+    microbatches: int | None = None
+    compile_s: float | None = None
+    verify_s: float | None = None
+    verified: bool = False
+    error: str | None = None
+    canonical: bool | None = None
+    derived_rows: list[int] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def check(path: Path, *, synthetic: str | None, stages: int | None, as_json: bool) -> int:
+    """Check one file and print the result; return the exit status."""
+    report = Report()
+    try:
+        plan = _verified(load(path), synthetic, stages, report)
+    except PiperError as error:
+        return console.fail("piper-search", error, as_json=as_json, report=asdict(report))
+    if as_json:
+        console.print_json(asdict(report))
+        return 0
+    print(f"{path}: verified\n{_summary(report)}\n{show_grid(plan)}")
+    return 0
+
+
+def _verified(strategy: Strategy, synthetic: str | None, stages: int | None, report: Report) -> Plan:
+    """Return the verified plan of a strategy, and fill the report on the way."""
+    program = strategy.program
+    report.canonical = program.canonical
+    if not program.canonical:
+        report.notes.append("directives were put into canonical order")
+    if stages is None and (synthetic or strategy.header.model or "").startswith(("dense:", "moe:")):
+        stages = _stages_named(program)
+        if stages:
+            report.notes.append(f"{count(stages, 'stage')}, one more than the highest PP named; --stages says another")
+    base = base_dag(strategy, synthetic=synthetic, stages=stages)
+    start_s = time.perf_counter()
+    dag = program.apply(base, strategy.header.world)
+    report.nodes, report.edges = len(dag), len(dag.edges)
+    plan = lower(dag)
+    report.compile_s = round(time.perf_counter() - start_s, 6)
+    report.actions, report.streams, report.rows = len(plan), len(plan.streams), len(plan.rows)
+    report.ranks, report.stages, report.microbatches = len(plan.rows[0]), plan.stages, plan.microbatches
+    report.derived_rows = list(plan.derived)
+    report.notes += dag.notes
+    if plan.derived:
+        rows = "every row" if len(plan.derived) == len(plan.rows) else f"rows {', '.join(map(str, plan.derived))}"
+        report.notes.append(f"the list scheduler completed the order of {rows}")
+    start_s = time.perf_counter()
+    verify(plan)
+    report.verify_s = round(time.perf_counter() - start_s, 6)
+    report.verified = True
+    return plan
+
+
+def _summary(report: Report) -> str:
+    lines = [
+        f"{count(report.rows, 'row')} of {count(report.ranks, 'rank')}, {count(report.stages, 'stage')}, "
+        f"{count(report.microbatches, 'microbatch', 'es')}",
+        f"{count(report.nodes, 'node')} and {count(report.edges, 'edge')} became {count(report.actions, 'action')} "
+        f"on {count(report.streams, 'stream')}",
+        f"compiled in {report.compile_s:.4f} s, verified in {report.verify_s:.4f} s",
+        *(f"note: {note}" for note in report.notes),
+    ]
+    return "\n".join(f"  {line}" for line in lines)
+
+
+def _stages_named(program: Program) -> int | None:
+    """Return how many stages a program that cuts none itself speaks of; None where it names none."""
+    if any(isinstance(directive, Stage) for directive in program.directives):
+        return None
+    highest = max(_named(program), default=-1)
+    return highest + 1 if highest >= 0 else None
+
+
+def _named(program: Program) -> Iterator[int]:
+    for directive in program.directives:
+        filters: list[Filter] = []
+        if isinstance(directive, Order):
+            filters += [each for group in directive.filters for each in group]
+            yield from (action.stage for _, slots in directive.actions for slot in slots for action in slot)
+        elif isinstance(only := getattr(directive, "filter", None), Filter):
+            filters.append(only)
+        yield from (_highest(value) for each in filters for tag, value in each.items if tag == "PP")
+
+
+def _highest(value: Value) -> int:
+    """Return the highest index that a filter's value names, -1 for none."""
+    if isinstance(value, int):
+        return value
+    if isinstance(value, tuple):
+        return max(map(int, value))
+    last = value.rpartition("-")[2]
+    return int(last) if last.isdecimal() else -1

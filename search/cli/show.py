@@ -1,0 +1,80 @@
+"""Print plans, models and clusters."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from typing import TYPE_CHECKING
+
+from profiler import console
+
+if TYPE_CHECKING:
+    from piper_core.schedule.plan import Plan
+
+_COLOURS = {"F": 34, "B": 32, "BI": 36, "BW": 33, "R": 35}
+_COMPUTE = re.compile(r"(?<= )\d+(?:\.[\w.\-]+?)?(F|BI|BW|B|R)\d+(?=\s|$)")
+
+
+def count(n: int | None, word: str, plural: str = "s") -> str:
+    """Return ``1 stage``, ``1,024 stages``."""
+    return f"{n or 0:,} {word}{'' if n == 1 else plural}"
+
+
+def show_grid(plan: Plan) -> str:
+    """Return the compute order, a line a row: coloured and cut to the width of a terminal, plain elsewhere."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        return plan.grid()
+    text = plan.grid(shutil.get_terminal_size().columns)
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return text
+    return _COMPUTE.sub(lambda word: f"\x1b[{_COLOURS[word[1]]}m{word[0]}\x1b[0m", text)
+
+
+def show_models(*, as_json: bool) -> int:
+    """Print the presets with what fixes their size; return 0."""
+    from piper_core.arch import PRESETS, model_chunks
+
+    parameters = {name: model_chunks(each, min(4096, each.max_seq)).parameters for name, each in PRESETS.items()}
+    if as_json:
+        from dataclasses import asdict
+
+        console.print_json({name: {"parameters": parameters[name], **asdict(PRESETS[name])} for name in PRESETS})
+        return 0
+    header = ("model", "parameters", "layers", "hidden", "ffn", "heads", "kv heads", "vocabulary", "experts")
+    rows = []
+    for name, each in PRESETS.items():
+        ffn = f"{each.expert_ffn or each.ffn:,}"
+        experts = f"{each.top_k} of {each.experts}" if each.experts else ""
+        counts = (each.layers, each.hidden, ffn, each.heads, each.kv_heads, f"{each.vocab:,}")
+        rows.append((name, f"{parameters[name] / 1e9:.2f} B", *map(str, counts), experts))
+    print(console.table(header, rows))
+    return 0
+
+
+def show_clusters(*, as_json: bool) -> int:
+    """Print the clusters with the figures that decide most; return 0."""
+    from dataclasses import asdict
+
+    from profiler.spec import cluster_ids, load_cluster
+
+    clusters = {name: load_cluster(name) for name in cluster_ids()}
+    if as_json:
+        console.print_json({name: asdict(each) for name, each in clusters.items()})
+        return 0
+    header = ("cluster", "device", "GiB", "TFLOP/s", "GPUs a node", "link GB/s", "node network GB/s")
+    rows = [
+        (
+            name,
+            each.device.name,
+            f"{each.device.memory_bytes / 2**30:.0f}",
+            f"{each.device.matmul_flops / 1e12:.4g}",
+            str(each.gpus_per_node),
+            f"{each.link_bytes_per_s / 1e9:.4g}",
+            f"{each.nics_per_node * each.nic_bytes_per_s / 1e9:.4g}",
+        )
+        for name, each in clusters.items()
+    ]
+    print(console.table(header, rows))
+    return 0
