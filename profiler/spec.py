@@ -71,10 +71,7 @@ class Cluster:
 
 
 _FRACTIONS = frozenset(
-    field.name
-    for record in (Device, Cluster)
-    for field in fields(record)
-    if field.name.endswith("_efficiency")
+    field.name for record in (Device, Cluster) for field in fields(record) if field.name.endswith("_efficiency")
 )
 _MAY_BE_ZERO = frozenset({"context_bytes", "inner_overhead", "ramp_bytes"})
 _WHOLE = frozenset({"gpus_per_node", "nics_per_node"})
@@ -107,9 +104,7 @@ def load_cluster(name: str) -> Cluster:
     elif isinstance(device, dict):
         record = _record(Device, dict(device), f"{where}, device")
     else:
-        raise ConfigError(
-            f"{where}: device must be an id or a device record; ids are {', '.join(device_ids())}"
-        )
+        raise ConfigError(f"{where}: device must be an id or a device record; ids are {', '.join(device_ids())}")
     return _record(Cluster, data, where, device=record)
 
 
@@ -130,11 +125,7 @@ def sources(name: str) -> dict[str, str]:
     data, _ = _read(name, "cluster", cluster_ids())
     device = data.get("device")
     inner = _read(device, "device", device_ids())[0] if isinstance(device, str) else device
-    found = {
-        field: entry["source"]
-        for field, entry in data.items()
-        if isinstance(entry, dict) and "source" in entry
-    }
+    found = {field: entry["source"] for field, entry in data.items() if isinstance(entry, dict) and "source" in entry}
     for field, entry in (inner or {}).items():
         if isinstance(entry, dict):
             found[f"device.{field}"] = entry["source"]
@@ -197,14 +188,8 @@ def _name(entry: Any, where: str) -> str:
 
 
 def _number(name: str, entry: Any, where: str) -> float | int:
-    if (
-        not isinstance(entry, dict)
-        or set(entry) != {"value", "source"}
-        or not isinstance(entry["source"], str)
-    ):
-        raise ConfigError(
-            f'{where}: {name} must be {{"value": number, "source": text}}, found {str(entry)[:60]!r}'
-        )
+    if not isinstance(entry, dict) or set(entry) != {"value", "source"} or not isinstance(entry["source"], str):
+        raise ConfigError(f'{where}: {name} must be {{"value": number, "source": text}}, found {str(entry)[:60]!r}')
     value = entry["value"]
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
         raise ConfigError(f"{where}: {name} must be a finite number, found {value!r}")

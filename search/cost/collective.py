@@ -60,9 +60,7 @@ def collective_seconds(cluster: Cluster, kind: Collective, size: float, shape: G
             assert_never(kind)
 
 
-def send_seconds(
-    cluster: Cluster, size: float, sources: tuple[int, ...], destinations: tuple[int, ...]
-) -> float:
+def send_seconds(cluster: Cluster, size: float, sources: tuple[int, ...], destinations: tuple[int, ...]) -> float:
     """Return the time in which each source sends ``size`` bytes to the destination at its position.
 
     Pairs between nodes share the cards of the source's node; one device drives at most one card.

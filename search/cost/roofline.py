@@ -150,9 +150,7 @@ class RooflineCost:
         tokens = sequences / context
         replicas = tensor if sequence_parallel else 1
         if work.matmuls:
-            products = sum(
-                self._matmul_s(matmul, tokens, tensor, replicas, expert) for matmul in work.matmuls
-            )
+            products = sum(self._matmul_s(matmul, tokens, tensor, replicas, expert) for matmul in work.matmuls)
         else:
             rate = device.matmul_flops * device.matmul_efficiency
             moved = work.weight_bytes / tensor / self._bytes_per_s
