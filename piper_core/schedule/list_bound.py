@@ -31,7 +31,7 @@ def work_bound_s(problem: ListProblem) -> float:
     work = [0.0] * problem.rows
     for task, row in enumerate(problem.row):
         work[row] += problem.seconds[task]
-    return max(work)
+    return max(work, default=0.0)
 
 
 def jackson_s(network: Network) -> float:

@@ -103,7 +103,7 @@ class Decoded:
 
 
 def decode(
-    network: Network, urgency: list[float], *, patience: float = 0.0, eager: bool = False
+    network: Network, urgency: list[float], *, patience: float = 0.0, eager: bool = False, guarded: bool = True
 ) -> Decoded | None:
     """Simulate: whenever a row is idle it starts the ready task of least ``urgency`` that its memory admits,
     a filler only when nothing else may start. None when memory stops all rows.
@@ -114,7 +114,7 @@ def decode(
 
     So that rows cannot starve themselves, a task acquires memory only where every earlier microbatch could
     still get all that it needs on this row from what is free and what microbatches before it give back
-    (the banker's rule, with microbatches in order of turn).
+    (the banker's rule, with microbatches in order of turn); not where ``guarded`` is false.
     """
     problem, succs, kind, nested = network.problem, network.succs, network.kind, network.nested
     row_of, seconds, key = problem.row, problem.seconds, problem.key
@@ -131,7 +131,7 @@ def decode(
         for task, row in enumerate(row_of):
             acquiring[row] += kind[task] > 1
     queues: list[list[list[int]]] = [[[] for _ in range(count)] for count in network.kinds]
-    bank = [_Bank(network, row) if nested[row] else None for row in range(problem.rows)]
+    bank = [_Bank(network, row) if guarded and nested[row] else None for row in range(problem.rows)]
     waiting = [len(preds) for preds in problem.preds]
     arrival = [0.0] * total
     start = [0.0] * total
@@ -170,9 +170,7 @@ def decode(
             for line in lines[2:]:
                 if line and line[0] < best:
                     task = by_rank[line[0]]
-                    if hold[task] <= room and (
-                        ledger is None or ledger.admits(turn[task], hold[task], room)
-                    ):
+                    if hold[task] <= room and (ledger is None or ledger.admits(turn[task], hold[task], room)):
                         best = line[0]
             if best == total:
                 if not lines[1]:

@@ -36,17 +36,20 @@ class Rule:
 
     def decode(self, network: Network) -> Decoded | None:
         """Run the rule."""
+        return decode(network, self.urgency(network), patience=self.patience, eager=self.eager)
+
+    def urgency(self, network: Network) -> list[float]:
+        """Return the urgency of each task, seconds."""
         problem, size, period = network.problem, self.rounds, period_s(network)
         pace = min((s for s in problem.seconds if s > 0.0), default=0.0)
         after = {
             mb: (turn - turn % size) * period * self.drift + turn % size * pace for mb, turn in network.turn.items()
         }
         less = 0.0, self.filler_first * period, self.acquire_first * period
-        urgency = [
+        return [
             head + after[mb] - less[min(kind, 2)]
             for head, (_, _, mb), kind in zip(network.head_s, problem.key, network.kind, strict=True)
         ]
-        return decode(network, urgency, patience=self.patience, eager=self.eager)
 
 
 def rules(network: Network) -> Iterator[Rule]:
@@ -54,8 +57,10 @@ def rules(network: Network) -> Iterator[Rule]:
     yield Rule(0.5)
     yield Rule(0.4, 0.5, 0.5, eager=True)
     if any(network.nested):
-        for drift, first, patience in ((0.34, 0.0, 0.0), (0.6, 1.0, 3.0), (0.5, 0.25, 3.0), (0.4, 0.0, 3.0), (0.34, -1.0, 3.0)):
-            yield Rule(drift, first, rounds=network.problem.rows, patience=patience)
+        rounds = network.problem.rows
+        yield Rule(0.34, rounds=rounds)
+        for drift, first in ((0.6, 1.0), (0.5, 0.25), (0.4, 0.0), (0.34, -1.0)):
+            yield Rule(drift, first, rounds=rounds, patience=3.0)
     for patience, drift in product((0.0, 0.5, 1.0), (0.4, 0.5, 0.75, 1.0, 0.25)):
         yield Rule(drift, patience=patience)
         yield Rule(drift, 0.5, 0.5, eager=True, patience=patience)

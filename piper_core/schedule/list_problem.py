@@ -21,7 +21,7 @@ Measure: TypeAlias = Literal["makespan", "span"]
 
 @dataclass(frozen=True, slots=True)
 class ListProblem:
-    """Tasks to order on rows; every sequence but ``limit_bytes`` (one per row) has one entry per task.
+    """Tasks to order on rows; every sequence but ``limit_bytes`` (one entry a row) has one entry a task.
 
     ``preds[t]`` holds (task, delay in seconds) pairs, data dependencies and given order alike: t starts no
     earlier than the end of each plus its delay. A task acquires ``hold_bytes`` on its row when it starts (F)
@@ -67,55 +67,9 @@ class ListProblem:
         return order
 
     def name(self, task: int) -> str:
-        """Return the action text of a task."""
-        return str(self.action(task))
-
-    def action(self, task: int) -> Action:
+        """Return the text of a task, as of its action."""
         stage, phase, microbatch = self.key[task]
-        return Action(stage, KIND_OF_PHASE[Phase(phase)], microbatch)
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What an order gives when every task starts as early as it can.
-
-    ``makespan_s`` from zero to the last end; ``span_s`` the longest time of a row from its first start to
-    its last end; ``start_s`` of each task; ``peak_bytes`` of each row.
-    """
-
-    makespan_s: float
-    span_s: float
-    start_s: list[float]
-    peak_bytes: list[float]
-
-
-def evaluate(problem: ListProblem, order: Order) -> Outcome:
-    """Replay an order, tasks as early as precedence and their row allow.
-
-    Raises:
-        DirectiveError: the order contradicts ``preds``.
-    """
-    before: list[int] = [-1] * len(problem.row)
-    for tasks in order:
-        for first, second in zip(tasks, tasks[1:], strict=False):
-            before[second] = first
-    preds = [
-        pairs if before[t] < 0 else (*pairs, (before[t], 0.0)) for t, pairs in enumerate(problem.preds)
-    ]
-    replayed = ListProblem(
-        problem.rows, problem.row, problem.seconds, preds, problem.hold_bytes, problem.release_bytes,
-        problem.limit_bytes, problem.filler, problem.key,
-    )  # fmt: skip
-    start = [0.0] * len(problem.row)
-    for task in replayed.topological():
-        start[task] = max((start[u] + problem.seconds[u] + delay for u, delay in preds[task]), default=0.0)
-    spans = [(start[row[0]], start[row[-1]] + problem.seconds[row[-1]]) for row in order if row]
-    return Outcome(
-        max((end for _, end in spans), default=0.0),
-        max((end - begin for begin, end in spans), default=0.0),
-        start,
-        peaks(problem, order),
-    )
+        return f"{stage}{Phase(phase).name}{microbatch}"
 
 
 def peaks(problem: ListProblem, order: Order) -> list[float]:
@@ -211,4 +165,8 @@ def pipeline_problem(
 
 def to_grid(problem: ListProblem, order: Order) -> Grid:
     """Return an order as a schedule of single-action slots."""
-    return Grid(tuple(tuple((problem.action(task),) for task in row) for row in order))
+    key = problem.key
+    actions = (
+        tuple((Action(key[t][0], KIND_OF_PHASE[Phase(key[t][1])], key[t][2]),) for t in tasks) for tasks in order
+    )
+    return Grid(tuple(actions))

@@ -7,22 +7,24 @@ time, backwards and forwards in time, until that gains nothing. No published sch
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
+from dataclasses import replace
+from itertools import islice, pairwise
 
 from piper_core.errors import InfeasibleError
 from piper_core.schedule.list_bound import jackson_s, lower_bound_s, work_bound_s
-from piper_core.schedule.list_decode import Decoded, Network
+from piper_core.schedule.list_decode import Decoded, Network, decode
 from piper_core.schedule.list_improve import Improver
-from piper_core.schedule.list_priority import patterns, rules
+from piper_core.schedule.list_priority import Rule, patterns, rules
 from piper_core.schedule.list_problem import ListProblem, Measure, Order, check_limits, peaks, slackened
 
-_VISITS = 200_000
+_VISITS = 260_000
 """Visits of tasks that each step of effort allows, about 0.25 s."""
 
+_SHARE = 0.6
+"""Of these, the part that goes to finding a start; the rest shakes the best."""
 
-def list_schedule(
-    problem: ListProblem, *, effort: int = 1, measure: Measure = "makespan", seed: int = 0
-) -> Order:
+
+def list_schedule(problem: ListProblem, *, effort: int = 1, measure: Measure = "makespan", seed: int = 0) -> Order:
     """Return the total order of tasks on each row, the best found for ``measure`` (ties by the other one).
 
     A problem whose precedence already orders each row keeps that order. The order comes from a simulation,
@@ -40,6 +42,8 @@ def list_schedule(
     check_limits(problem)
     best = _search(network, measure, effort, seed)
     if best is None:
+        best = decode(network, network.head_s, guarded=False)
+    if best is None:
         raise _infeasible(network)
     return best.order
 
@@ -52,24 +56,25 @@ def _search(network: Network, measure: Measure, effort: int, seed: int) -> Decod
     improver = Improver(network, measure, goal, seed)
     allowed = effort * _VISITS
     best: Decoded | None = None
-    waiting: list[tuple[tuple[float, float], int, Decoded]] = []
-    for serial, found in enumerate(_starts(network)):
-        improver.work += 4 * len(network.order)
-        if found is not None:
-            waiting.append((improver.score(found), serial, found))
-        if waiting and (serial % 4 == 3 or not effort):
-            waiting.sort()
-            for _, _, start in waiting[:2]:
-                settled = improver.settle(start)
-                if best is None or improver.score(settled) < improver.score(best):
-                    best = settled
-            del waiting[:2]
-        if best is not None and (improver.done(best) or improver.work > 0.6 * allowed):
+    waiting: list[Decoded] = []
+    starts = _starts(network)
+    while batch := list(islice(starts, 4 if effort else 1)):
+        improver.work += 4 * len(network.order) * len(batch)
+        waiting += [found for found in batch if found is not None]
+        waiting.sort(key=improver.score)
+        for found in waiting[:2]:
+            settled = improver.settle(found)
+            if best is None or improver.score(settled) < improver.score(best):
+                best = settled
+        del waiting[:2]
+        if best is not None and (improver.done(best) or improver.work > _SHARE * allowed):
             break
     if best is None or improver.done(best) or not effort:
         return best
-    if measure == "makespan" and not any(network.nested):
+    proving = len(network.order) ** 2 // (2 * problem.rows)
+    if measure == "makespan" and not any(network.nested) and proving < 0.5 * allowed:
         improver.goal_s = lower_bound_s(problem) + rounding
+        improver.work += proving
     serial = 0
     while improver.work < allowed and not improver.done(best):
         shaken = improver.shake(best, serial)
@@ -108,4 +113,46 @@ def _fits(problem: ListProblem, order: Order) -> None:
 
 
 def _infeasible(network: Network) -> InfeasibleError:
-    return InfeasibleError("no order found that keeps the limits under the given partial order")
+    """Say which row the partial order makes exceed its limit, and what it needs for sure, or at best found."""
+    problem = network.problem
+    need = _least_bytes(network)
+    excess, row = max((need[row] / limit if limit else 0.0, -row) for row, limit in enumerate(network.limit))
+    if excess > 1.0:
+        row = -row
+        return InfeasibleError(
+            f"row {row} holds at least {need[row]:.6g} bytes of activations under the given partial order and its "
+            f"limit is {problem.limit_bytes[row]:.6g}: {need[row] - problem.limit_bytes[row]:.6g} too many"
+        )
+    roomy = Network.of(replace(problem, limit_bytes=[float("inf")] * problem.rows))
+    loose = decode(roomy, Rule(10.0).urgency(roomy), eager=True)
+    held = peaks(problem, loose.order) if loose is not None else need
+    row = max(range(problem.rows), key=lambda r: (held[r] / network.limit[r] if network.limit[r] else 0.0, -r))
+    return InfeasibleError(
+        f"row {row} cannot keep its limit of {problem.limit_bytes[row]:.6g} bytes of activations under the given "
+        f"partial order: the least found is {held[row]:.6g}, {held[row] - problem.limit_bytes[row]:.6g} too many"
+    )
+
+
+def _least_bytes(network: Network) -> list[float]:
+    """Return what each row must hold at some time: where a task starts, all that precedence makes be acquired
+    before it and freed after it."""
+    problem = network.problem
+    before = [0] * len(network.order)  # bit sets
+    for task in network.order:
+        for pred, _ in problem.preds[task]:
+            before[task] |= before[pred] | 1 << pred
+    frees = {(*problem.key[t][::2], problem.row[t]): t for t in network.order if problem.release_bytes[t]}
+    need = [0.0] * problem.rows
+    holders: list[list[tuple[int, int]]] = [[] for _ in range(problem.rows)]
+    for task in network.order:
+        if problem.hold_bytes[task]:
+            row = problem.row[task]
+            held = problem.hold_bytes[task]
+            for other, freed in holders[row]:
+                if before[task] >> other & 1 and before[freed] >> task & 1:
+                    held += problem.hold_bytes[other]
+            need[row] = max(need[row], held)
+            freed = frees.get((*problem.key[task][::2], row), -1)
+            if freed >= 0:
+                holders[row].append((task, freed))
+    return need
