@@ -3,55 +3,45 @@
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from profiler import console
-
-if TYPE_CHECKING:
-    import typer
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``piper-profile``; return its exit status."""
-    return console.run("piper-profile", _app, sys.argv[1:] if arguments is None else arguments)
+    return console.run("piper-profile", _parser, sys.argv[1:] if arguments is None else arguments)
 
 
-def _app() -> typer.Typer:
-    import typer
-
-    app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=False)
-
-    @app.callback()
-    def profile() -> None:
-        """Describe the hardware that strategies are priced for.
-
-        For now this command lists records. Measuring chunks and collectives on a machine comes with the runtime.
-        """
-
-    @app.command()
-    def clusters(
-        name: str | None = typer.Argument(
-            None, help="An id such as p4de, or a cluster file of your own; default: all."
-        ),
-        json: bool = typer.Option(False, "--json", help="Print JSON."),
-    ) -> int:
-        """List the hardware records: every number with its source."""
-        return _clusters(name, as_json=json)
-
-    return app
+def _parser() -> console.Parser:
+    parser = console.Parser(
+        prog="piper-profile",
+        description="Describe the hardware that strategies are priced for.\n\nFor now this command lists records. "
+        "Measuring chunks and collectives on a machine\ncomes with the runtime.",
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    text = "list the hardware records: every number with its source"
+    clusters = commands.add_parser("clusters", help=text, description=text)
+    clusters.add_argument("name", nargs="?", help="an id such as p4de, or a cluster file of your own (default: all)")
+    clusters.add_argument("--json", action="store_true", help="print JSON")
+    clusters.set_defaults(run=_clusters)
+    return parser
 
 
-def _clusters(name: str | None, *, as_json: bool) -> int:
+def _clusters(options: Namespace) -> int:
     from profiler.spec import cluster_ids
 
-    records = {each: _record(each) for each in ([name] if name else cluster_ids())}
-    if as_json:
+    records = {name: _record(name) for name in ([options.name] if options.name is not None else cluster_ids())}
+    if options.json:
         console.print_json(records)
         return 0
-    for each, record in records.items():
+    tables = []
+    for name, record in records.items():
         rows = [(field, f"{entry['value']:g}", entry["source"]) for field, entry in record.items()]
-        print(f"{each}\n{console.table(('number', 'value', 'source'), rows)}\n")
+        tables.append(f"{name}\n{console.table(('number', 'value', 'source'), rows)}")
+    print("\n\n".join(tables))
     return 0
 
 

@@ -2,85 +2,90 @@
 
 from __future__ import annotations
 
+from argparse import SUPPRESS, Namespace
 from pathlib import Path
 
-import typer
-
 from piper_core.errors import ConfigError
+from profiler.console import Parser, at_least_one, duration_s
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
-
-_JSON = typer.Option(False, "--json", help="Print JSON.")
+EXAMPLE = "piper-search --model llama9b --gpus 32"
 
 
-@app.callback(invoke_without_command=True)
-def search(
-    context: typer.Context,
-    model: str | None = typer.Option(None, help="A preset (piper-search models lists them)."),
-    gpus: int | None = typer.Option(None, min=1, help="Number of GPUs."),
-    cluster: str = typer.Option("p4de", help="A cluster (piper-search clusters), or a JSON file of your own."),
-    global_batch: int = typer.Option(512, min=1, help="Sequences in a step."),
-    seq_len: int = typer.Option(4096, min=1, help="Tokens in a sequence."),
-    fix: list[str] = typer.Option([], metavar="NAME=VALUE ...", help="Hold a dimension, e.g. --fix pp=4 tp=2."),
-    top: int = typer.Option(10, min=1, help="How many strategies to print."),
-    out: Path | None = typer.Option(None, help="Folder to write best.strategy.yaml in."),
-    seed: int = typer.Option(0, help="Same seed, same answer."),
-    budget: float | None = typer.Option(None, min=0.0, help="Seconds to search for; Ctrl-C gives the best so far."),
-    json: bool = _JSON,
-) -> int:
-    """Find the best distributed training strategy for a model on a cluster.
+def parser() -> Parser:
+    """Return the parser of ``piper-search``."""
+    made = Parser(
+        prog="piper-search",
+        description=f"Find the best distributed training strategy for a model on a cluster.\n\n  {EXAMPLE} --fix pp=4",
+    )
+    made.set_defaults(run=_search, command=None)
+    option = made.add_argument
+    option("--model", help="a preset (piper-search models lists them)")
+    option("--gpus", type=at_least_one, metavar="N", help="number of GPUs")
+    option("--cluster", default="p4de", help="an id (piper-search clusters) or a file of your own (default: p4de)")
+    option("--global-batch", type=at_least_one, default=512, metavar="N", help="sequences in a step (default: 512)")
+    option("--seq-len", type=at_least_one, default=4096, metavar="N", help="tokens in a sequence (default: 4096)")
+    option("--fix", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help="hold dimensions: pp=4 tp=2")
+    option("--top", type=at_least_one, default=10, metavar="N", help="strategies to print (default: 10)")
+    option("--out", type=Path, metavar="DIR", help="folder to write best.strategy.yaml in")
+    option("--seed", type=int, default=0, metavar="N", help="same seed, same answer (default: 0)")
+    option("--budget", type=duration_s, metavar="SECONDS", help="time to search for; Ctrl-C gives the best so far")
+    option("--json", action="store_true", help="print JSON")
+    commands = made.add_subparsers(metavar="COMMAND", dest="command", title="other commands")
 
-    Example: piper-search --model llama9b --gpus 32 --fix pp=4
-    """
-    given = [name for name, value in (("--model", model), ("--gpus", gpus)) if value is not None]
-    if context.invoked_subcommand is not None:
-        if given or fix:
-            raise ConfigError(
-                f"{(*given, '--fix')[0]} is of the search, not of piper-search {context.invoked_subcommand}"
-            )
-        return 0
-    if model is None or gpus is None:
-        missing = "--model" if model is None else "--gpus"
-        raise ConfigError(f"{missing} is missing; such as piper-search --model llama9b --gpus 32, or see --help")
+    def command(name: str, text: str, more: str = "") -> Parser:
+        sub: Parser = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.{more}")
+        sub.add_argument("--json", action="store_true", default=SUPPRESS, help="print JSON")
+        return sub
+
+    check = command("check", "compile a strategy, prove that its plan runs, and print the plan",
+                    "\n\nExit status 0: verified. 2: rejected, the reason in the last line on stderr.")  # fmt: skip
+    check.add_argument("file", type=Path, metavar="FILE", help="a strategy, or upstream Piper's array of directives")
+    check.add_argument("--synthetic", metavar="dense:N|moe:N", help="a synthetic model of N layers")
+    check.add_argument("--stages", type=at_least_one, metavar="N",
+                       help="stages of a synthetic model (default: one more than the highest PP named)")  # fmt: skip
+    check.set_defaults(run=_check)
+    command("models", "list the models that have a preset").set_defaults(run=_models)
+    text = "list the clusters; piper-profile clusters says where each number comes from"
+    command("clusters", text).set_defaults(run=_clusters)
+    return made
+
+
+def _search(options: Namespace) -> int:
+    if options.model is None or options.gpus is None:
+        missing = "--model" if options.model is None else "--gpus"
+        raise ConfigError(f"{missing} is missing; such as {EXAMPLE}, or see --help")
     from search.cli.run_search import run_search
 
     return run_search(
-        model=model, gpus=gpus, cluster=cluster, global_batch=global_batch, seq_len=seq_len, fix=fix, top=top,
-        json=json, out=out, seed=seed, budget=budget,
+        model=options.model, gpus=options.gpus, cluster=options.cluster, global_batch=options.global_batch,
+        seq_len=options.seq_len, fix=options.fix, top=options.top, json=options.json, out=options.out,
+        seed=options.seed, budget=options.budget,
     )  # fmt: skip
 
 
-@app.command()
-def check(
-    file: Path = typer.Argument(..., metavar="FILE", help="A strategy file, or upstream Piper's array of directives."),
-    synthetic: str | None = typer.Option(
-        None, metavar="dense:N|moe:N", help="A synthetic model of N layers in place of the file's model."
-    ),
-    stages: int | None = typer.Option(
-        None, min=1, help="Give a synthetic model PP tags. Default: one more than the highest PP that the file names."
-    ),
-    json: bool = _JSON,
-) -> int:
-    """Compile a strategy, prove that its plan runs, and print the plan.
+def _check(options: Namespace) -> int:
+    _refuse_search_options(options)
+    from search.cli.check import check
 
-    Exit status 0: verified; 2: rejected, with the reason as the last line on stderr.
-    """
-    from search.cli.check import check as run
-
-    return run(file, synthetic=synthetic, stages=stages, as_json=json)
+    return check(options.file, synthetic=options.synthetic, stages=options.stages, as_json=options.json)
 
 
-@app.command()
-def models(json: bool = _JSON) -> int:
-    """List the models that have a preset."""
+def _models(options: Namespace) -> int:
+    _refuse_search_options(options)
     from search.cli.show import show_models
 
-    return show_models(as_json=json)
+    return show_models(as_json=options.json)
 
 
-@app.command()
-def clusters(json: bool = _JSON) -> int:
-    """List the clusters; piper-profile clusters gives the source of each number."""
+def _clusters(options: Namespace) -> int:
+    _refuse_search_options(options)
     from search.cli.show import show_clusters
 
-    return show_clusters(as_json=json)
+    return show_clusters(as_json=options.json)
+
+
+def _refuse_search_options(options: Namespace) -> None:
+    """Refuse ``piper-search --model x check FILE``, which would ignore the option."""
+    for name in ("model", "gpus", "fix", "out", "budget"):
+        if getattr(options, name):
+            raise ConfigError(f"--{name} is an option of the search, not of piper-search {options.command}")
