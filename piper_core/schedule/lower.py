@@ -17,7 +17,7 @@ from piper_core.names import Axis, Collective, NodeKind, Phase, Role
 from piper_core.passes.gradient_sync import bucket_ranks
 from piper_core.schedule.complete import compute_order
 from piper_core.schedule.open import Opening, opening
-from piper_core.schedule.plan import CODE, BucketUse, Channel, Communicator, Plan, Stream, StreamKind
+from piper_core.schedule.plan import CODE, BucketUse, Channel, Communicator, Plan, Reduction, Stream, StreamKind
 
 
 class ChannelRule(StrEnum):
@@ -172,6 +172,7 @@ class _Lowering:
             line=joined[5],
             wait_start=wait_start,
             waits=waits,
+            repeated=self._repeated(),
             parts=self.opened.parts,
             derived=derived,
             sync=dag.sync,
@@ -448,8 +449,28 @@ class _Lowering:
         uses = []
         for bucket in dag.buckets:
             zero = dag.states[bucket.state].zero_stage if bucket.ranks > 1 else 0
-            forward, backward, weight = self.opened.uses(bucket)
+            forward, backward, again, weight = self.opened.uses(bucket)
+            each = zero == 3
+            reduction = Reduction.NONE if bucket.ranks == 1 else Reduction.EACH if zero >= 2 else Reduction.STEP
             uses.append(
-                BucketUse(bucket.stage, zero == 3, forward if zero else (), backward if zero == 3 else (), weight)
+                BucketUse(
+                    bucket.stage,
+                    each,
+                    reduction,
+                    forward if zero else (),
+                    backward if each else (),
+                    again if each else (),
+                    weight,
+                )
             )
         return tuple(uses)
+
+    def _repeated(self) -> tuple[tuple[int, ...], ...]:
+        """Return, for each stage, the microbatches that have an R of their own."""
+        made: list[list[int]] = [[] for _ in range(max(1, self.dag.stages))]
+        mine = np.flatnonzero(self.found.phase == Phase.R)
+        for stage, microbatch in sorted(
+            zip(self.found.stage[mine].tolist(), self.found.microbatch[mine].tolist(), strict=True)
+        ):
+            made[stage].append(max(0, microbatch))
+        return tuple(map(tuple, made))

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from piper_core.ir.dag import Bucket, Dag, Ints
 from piper_core.ir.macro import Macros, inner_position
 from piper_core.names import NodeKind, Phase, Role
+from piper_core.schedule.plan import Part
 
 
 @dataclass(slots=True)
@@ -29,27 +30,28 @@ class Opening:
     phase: Ints
     label: Ints
     labels: tuple[str, ...] = ()
-    parts: tuple[tuple[int, str, tuple[tuple[int, ...], ...]], ...] = ()
+    parts: tuple[tuple[int, str, tuple[tuple[Part, ...], ...]], ...] = ()
     spans: dict[tuple[int, Phase, int], frozenset[int]] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
         return len(self.place)
 
-    def uses(self, bucket: Bucket) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """Return the labels that read a bucket in a forward, in a backward, and that add to its gradient."""
+    def uses(self, bucket: Bucket) -> tuple[tuple[int, ...], ...]:
+        """Return the labels that read a bucket in a forward, in a backward, in an R, and that add to its gradient."""
         chunks = {chunk for chunk, _ in bucket.parts}
-        found: tuple[set[int], set[int], set[int]] = (set(), set(), set())
+        found: tuple[set[int], ...] = (set(), set(), set(), set())
         for (stage, phase, label), covered in self.spans.items():
             if stage == bucket.stage and chunks & covered:
                 if phase is Phase.F:
                     found[0].add(label)
                 if phase in (Phase.B, Phase.BI):
                     found[1].add(label)
-                if phase in (Phase.B, Phase.BW):
+                if phase is Phase.R:
                     found[2].add(label)
-        a, b, c = (tuple(sorted(labels)) for labels in found)
-        return a, b, c
+                if phase in (Phase.B, Phase.BW):
+                    found[3].add(label)
+        return tuple(tuple(sorted(labels)) for labels in found)
 
 
 def opening(dag: Dag, found: Macros, position: Ints) -> Opening:
@@ -168,7 +170,7 @@ class _Opener:
         self.sorted = index[order]
         self.starts = np.searchsorted(found.of[self.sorted], np.arange(len(found) + 1))
         self.labels: dict[str, int] = {}
-        self.parts: dict[tuple[int, str], dict[tuple[int, ...], None]] = {}
+        self.parts: dict[tuple[int, str], dict[tuple[Part, ...], None]] = {}
         self.spans = _whole_spans(dag, found)
         self.templates: dict[tuple[int, int, int, bool], tuple[Ints, list[tuple[bool, int]]]] = {}
         self.segments = {id(table): table for table in opened.values()}
@@ -228,7 +230,7 @@ class _Opener:
         return self.templates[key]
 
     def _cut(self, m: int, table: Ints | None) -> tuple[Ints, list[tuple[bool, int]]]:
-        dag, nodes = self.dag, self.dag.nodes
+        nodes = self.dag.nodes
         mine = self.sorted[self.starts[m] : self.starts[m + 1]].tolist()
         order = self._inner_order(mine)
         apart = m in self.in_overlap
@@ -245,29 +247,70 @@ class _Opener:
                 current = token
             groups[-1].append(n)
             piece[local[n]] = len(groups) - 1
-        kinds: list[tuple[bool, int]] = []
-        compute_labels: list[int] = []
-        stage, phase = int(self.found.stage[m]), Phase(int(self.found.phase[m]))
+        names = self._names(groups, apart)
         single = len(groups) == 1
+        kinds = [(compute, -1 if single else self._label(name)) for compute, name in names]
+        stage, phase = int(self.found.stage[m]), Phase(int(self.found.phase[m]))
+        for group, (compute, label) in zip(groups, kinds, strict=True):
+            if compute:
+                computes = [n for n in group if nodes.kind[n] == NodeKind.COMPUTE]
+                chunks = frozenset(nodes.chunk[computes or group].tolist())
+                self.spans[stage, phase, label] = self.spans.get((stage, phase, label), frozenset()) | chunks
+        if not single:
+            self.parts.setdefault((stage, phase.name), {})[self._variant(mine, piece, kinds)] = None
+        return piece, kinds
+
+    def _names(self, groups: list[list[int]], apart: bool) -> list[tuple[bool, str]]:
+        """Return (is compute, name) of each piece; names differ within a macro, and between phases where they meet."""
+        nodes = self.dag.nodes
+        made: list[tuple[bool, str]] = []
+        seen: set[int] = set()
         for group in groups:
             computes = [n for n in group if nodes.kind[n] == NodeKind.COMPUTE]
-            if computes or len(group) > 1 or not apart:
-                chunks = [int(nodes.chunk[n]) for n in (computes or group)]
-                names = [dag.chunks[c].name for c in chunks]
-                label = -1 if single else self._label(names[0] if len(names) == 1 else f"{names[0]}-{names[-1]}")
-                kinds.append((True, label))
-                compute_labels.append(label)
-                self.spans[stage, phase, label] = self.spans.get((stage, phase, label), frozenset()) | frozenset(chunks)
-            else:
-                n = group[0]
-                after = any(
-                    nodes.kind[u] == NodeKind.COMPUTE and nodes.chunk[u] == nodes.chunk[n]
-                    for u in order[: order.index(n)]
-                )
-                kinds.append((False, self._label(f"{dag.chunks[int(nodes.chunk[n])].name}.{'out' if after else 'in'}")))
-        if not single:
-            self.parts.setdefault((stage, phase.name), {})[tuple(compute_labels)] = None
-        return piece, kinds
+            seen.update(nodes.chunk[computes].tolist())
+            names = [self.dag.chunks[c].name for c in nodes.chunk[computes or group].tolist()]
+            name = names[0] if len(names) == 1 else f"{names[0]}-{names[-1]}"
+            compute = bool(computes) or len(group) > 1 or not apart
+            if not compute:
+                phase = Phase(int(nodes.phase[group[0]]))
+                name += f".{phase.name}" if phase in (Phase.R, Phase.BW) else ""
+                name += ".out" if int(nodes.chunk[group[0]]) in seen else ".in"
+                again = sum(other == name or other.startswith(f"{name}_") for _, other in made)
+                name += f"_{again + 1}" if again else ""
+            made.append((compute, name))
+        return made
+
+    def _variant(self, mine: list[int], piece: Ints, kinds: list[tuple[bool, int]]) -> tuple[Part, ...]:
+        """Return the pieces of a macro with what each reads."""
+        local = dict(zip(mine, piece.tolist(), strict=True))
+        takes, gives = set[int](), set[int]()
+        reads: list[set[int]] = [set() for _ in kinds]
+        for n, here in local.items():
+            for u, _ in self._edges(n, 0):
+                if u not in local:
+                    takes.add(here)
+                elif local[u] != here:
+                    reads[here].add(local[u])
+            if any(role in (Role.ACTIVATION, Role.GRADIENT) for v, role in self._edges(n, 1) if v not in local):
+                gives.add(here)
+        return tuple(
+            Part(label, not compute, tuple(sorted(reads[i])), i in takes, i in gives)
+            for i, (compute, label) in enumerate(kinds)
+        )
+
+    def _edges(self, node: int, end: int) -> list[tuple[int, int]]:
+        """Return (neighbour, role) of the edges that carry results into a node (end 0) or out of it (end 1)."""
+        if not hasattr(self, "_sides"):
+            edges = self.dag.edges
+            carries = np.flatnonzero(~np.isin(edges.role, (Role.TEMPORAL, Role.PARAMETER, Role.REDUCTION)))
+            ends = (edges.dst[carries], edges.src[carries]), (edges.src[carries], edges.dst[carries])
+            orders = [np.argsort(near, kind="stable") for near, _ in ends]
+            self._sides = [
+                (near[by], far[by], edges.role[carries][by]) for (near, far), by in zip(ends, orders, strict=True)
+            ]
+        near, far, role = self._sides[end]
+        low, high = np.searchsorted(near, [node, node + 1])
+        return list(zip(far[low:high].tolist(), role[low:high].tolist(), strict=True))
 
     def _segment(self, node: int, table: Ints | None) -> int:
         if table is None:

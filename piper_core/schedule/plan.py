@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import Any
 
 import numpy as np
@@ -54,17 +54,43 @@ class Communicator:
     label: str
 
 
+class Reduction(StrEnum):
+    """How often a bucket's gradient is reduced."""
+
+    NONE = "none"
+    STEP = "step"
+    EACH = "each"
+
+
 @dataclass(frozen=True, slots=True)
 class BucketUse:
-    """A bucket as the plan sees it: its stage; whether it is gathered and freed for each use (ZeRO-3); and the
-    parts (labels of an opened macro, -1 the whole) that read it in a forward, read it in a backward, and add to its
-    gradient. ``forward`` and ``backward`` are empty where no gather serves them."""
+    """A bucket as the plan sees it: its stage; whether it is gathered and freed for each use (ZeRO-3); how often its
+    gradient is reduced; and the parts (labels of an opened macro, -1 the whole) that read it in a forward, read it in
+    a backward, read it in an R of its own, and add to its gradient. ``forward``, ``backward`` and ``again`` are empty
+    where no gather serves them."""
 
     stage: int
     each_use: bool
+    reduction: Reduction
     forward: tuple[int, ...]
     backward: tuple[int, ...]
+    again: tuple[int, ...]
     weight: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One piece of an opened macro: compute, or a collective on a stream of its own (``inner``).
+
+    ``reads`` are the pieces (positions in the same macro) whose results it takes; ``takes`` says whether it also
+    takes what comes into the macro, ``gives`` whether it makes what other stages take.
+    """
+
+    label: int
+    inner: bool
+    reads: tuple[int, ...]
+    takes: bool
+    gives: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +102,9 @@ class Plan:
     meets others on, -1 none). ``wait_start`` (A + 1,) and ``waits``: indices of actions on other streams of the
     same row that must end before it starts. ``start`` (S + 1,): first action of each stream.
 
-    ``inputs[s]`` are the stages whose activations stage s takes. ``parts`` maps (stage, kind) to the label tuples
-    that an opened macro action may be cut into. ``derived`` are the rows whose order the list scheduler made.
+    ``inputs[s]`` are the stages whose activations stage s takes. ``repeated[s]`` are the microbatches whose forward
+    stage s runs again as an action of its own. ``parts`` maps (stage, kind) to the ways in which a macro action may
+    be cut. ``derived`` are the rows whose order the list scheduler made.
     ``lanes`` (after :func:`expand`) is each row's position in the group it came from: lanes repeat one another.
     ``unit`` maps the DAG's nodes to actions (-1 none; empty when the plan was read from text).
     """
@@ -98,7 +125,8 @@ class Plan:
     line: NDArray[np.integer[Any]]
     wait_start: NDArray[np.integer[Any]]
     waits: NDArray[np.integer[Any]]
-    parts: tuple[tuple[int, str, tuple[tuple[int, ...], ...]], ...] = ()
+    repeated: tuple[tuple[int, ...], ...] = ()
+    parts: tuple[tuple[int, str, tuple[tuple[Part, ...], ...]], ...] = ()
     derived: tuple[int, ...] = ()
     sync: Sync = Sync.GLOBAL_NORM
     lanes: tuple[int, ...] = ()
@@ -155,6 +183,7 @@ class Plan:
             "lines",
             "labels",
             "buckets",
+            "repeated",
             "parts",
             "derived",
             "sync",
@@ -239,7 +268,10 @@ def expand(plan: Plan) -> Plan:
                     )
                 streams.append((replace(plan.streams[s], row=row_of[rank]), actions))
                 waits.append(held)
-    base = {name: getattr(plan, name) for name in ("microbatches", "inputs", "labels", "buckets", "parts", "sync")}
+    base = {
+        name: getattr(plan, name)
+        for name in ("microbatches", "inputs", "labels", "buckets", "repeated", "parts", "sync")
+    }
     derived = tuple(row_of[rank] for row in plan.derived for rank in plan.rows[row])
     lanes = tuple(position for row in plan.rows for position in range(len(row)))
     return assemble(base | {"rows": rows, "lines": tuple(lines), "derived": derived, "lanes": lanes}, streams, waits)
