@@ -108,7 +108,8 @@ class Program:
         try:
             return kind.rewrite(dag, edits)
         except DirectiveError as error:
-            raise error.at(self._where(chosen[0]) if len(chosen) == 1 else f"{kind.op} directives") from None
+            at, error = _first_refused(kind, dag, edits, error)
+            raise error.at(self._where(chosen[at])) from None
 
     def _where(self, directive: Directive[Any]) -> str:
         return self.where(directive) if any(directive is other for other in self.directives) else "default split"
@@ -136,6 +137,21 @@ class Program:
                     table[stage, microbatch] = True
             mask |= table[np.maximum(dag.nodes.stage, 0), np.maximum(dag.nodes.microbatch, 0)]
         return lower_backward(dag, mask)
+
+
+def _first_refused(
+    kind: type[Directive[Any]], dag: Dag, edits: Sequence[Any], error: DirectiveError
+) -> tuple[int, DirectiveError]:
+    """Return the index of the first edit that cannot be applied with those before it, and why; all give ``error``."""
+    low, high = 0, len(edits) - 1
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            kind.rewrite(dag, edits[: middle + 1])
+            low = middle + 1
+        except DirectiveError as found:
+            high, error = middle, found
+    return high, error
 
 
 def _complete(dag: Dag) -> Dag:
