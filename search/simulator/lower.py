@@ -1,0 +1,205 @@
+"""From a plan to integer arrays: transactions, and which of them each follows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from piper_core.errors import PlanError
+from piper_core.ir.action import ActionKind
+from piper_core.ir.dag import Dag, Floats, Ints, Mask
+from piper_core.names import Axis, Collective, NodeKind
+from piper_core.schedule.plan import CODE, KINDS, Plan, StreamKind
+
+
+class CommKind(StrEnum):
+    """What communication is for, in reports of where time goes."""
+
+    PIPELINE = "pipeline"
+    GATHER = "gather"
+    REDUCE = "reduce"
+    TENSOR = "tensor"
+    EXPERT = "expert"
+    CONTEXT = "context"
+    TIE = "tie"
+    NORM = "norm"
+
+
+COMM_KINDS = tuple(CommKind)
+_AT = {kind: i for i, kind in enumerate(COMM_KINDS)}
+_OF_AXIS = {
+    Axis.TENSOR: CommKind.TENSOR, Axis.SEQUENCE: CommKind.TENSOR, Axis.EXPERT: CommKind.EXPERT,
+    Axis.CONTEXT: CommKind.CONTEXT, Axis.DATA: CommKind.REDUCE, Axis.TIE: CommKind.TIE, Axis.NORM: CommKind.NORM,
+}  # fmt: skip
+AXIS_KIND = np.asarray([_AT[_OF_AXIS[axis]] if axis in _OF_AXIS else -1 for axis in Axis], np.int32)
+"""Index into ``COMM_KINDS`` by :class:`Axis` (gathers of parameters are told apart by their collective)."""
+_VERBS = (
+    ("SEND", CommKind.PIPELINE), ("RECV", CommKind.PIPELINE), ("ALL_GATHER", CommKind.GATHER),
+    ("REDUCE_SCATTER", CommKind.REDUCE), ("ALL_REDUCE", CommKind.REDUCE), ("ALL_TO_ALL", CommKind.EXPERT),
+    ("COMM", CommKind.TENSOR), ("NORM", CommKind.NORM),
+)  # fmt: skip
+ACTION_KIND = np.asarray(
+    [next((_AT[comm] for verb, comm in _VERBS if kind.value.startswith(verb)), -1) for kind in KINDS], np.int32
+)
+"""Index into ``COMM_KINDS`` by action kind (index into ``KINDS``); -1 for compute."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActionSeconds:
+    """How long each action lasts, and what its seconds are.
+
+    ``total`` (A,); ``comm`` (A,) index into ``COMM_KINDS``, -1 for actions of the compute stream; ``inner``
+    (rows, kinds) seconds a step of collectives inside compute actions; ``update`` (rows,) of optimiser updates.
+    """
+
+    total: Floats
+    comm: Ints
+    inner: Floats
+    update: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A plan as arrays. A transaction is one action, or all the actions that meet in one message or collective.
+
+    Transactions are numbered in an order in which each follows those that it waits for. ``of`` (A,) is the
+    transaction of each action; ``after[t]`` those that wait for t within a step, ``again[t]`` those that wait in
+    a step for t of the step before.
+    """
+
+    plan: Plan
+    of: Ints
+    after: list[list[int]]
+    again: list[list[int]]
+
+    def __len__(self) -> int:
+        return len(self.after)
+
+
+def row_of(plan: Plan) -> Ints:
+    """Return the row of each action, shape (A,)."""
+    row: Ints = np.asarray([stream.row for stream in plan.streams], np.int32)
+    return np.take(row, plan.stream_of())
+
+
+def on_compute(plan: Plan) -> Mask:
+    """Return whether each action is on a compute stream, shape (A,)."""
+    computes: Mask = np.asarray([stream.kind is StreamKind.COMPUTE for stream in plan.streams], np.bool_)
+    return np.take(computes, plan.stream_of())
+
+
+def sums(index: Ints, weights: Floats, size: int) -> Floats:
+    """Return the sum of weights at each index below ``size``."""
+    return np.bincount(index, weights=weights, minlength=size).astype(np.float64)
+
+
+def action_seconds(dag: Dag, plan: Plan, node_seconds: Floats) -> ActionSeconds:
+    """Add up the seconds of each action's nodes; both ends of a message carry its whole duration.
+
+    Args:
+        node_seconds: seconds of each node of the DAG that the plan was lowered from, shape (n,).
+    """
+    unit, nodes = plan.unit, dag.nodes
+    held = unit >= 0
+    seconds = plain_seconds(plan, sums(unit[held], node_seconds[held], len(plan)))
+    talks = np.flatnonzero(held & (nodes.kind == NodeKind.COLLECTIVE))
+    gather = (nodes.axis[talks] == Axis.DATA) & (nodes.collective[talks] == Collective.ALL_GATHER)
+    kind = np.where(gather, _AT[CommKind.GATHER], AXIS_KIND[nodes.axis[talks]])
+    at = unit[talks]
+    inside = on_compute(plan)[at]
+    seconds.comm[at[~inside]] = kind[~inside]
+    rows, kinds = seconds.inner.shape
+    cell = row_of(plan)[at[inside]] * kinds + kind[inside]
+    return replace(seconds, inner=sums(cell, node_seconds[talks[inside]], rows * kinds).reshape(rows, kinds))
+
+
+def plain_seconds(plan: Plan, total: Floats) -> ActionSeconds:
+    """Return durations of which nothing is known but how long each action lasts."""
+    comm = np.where(on_compute(plan), -1, ACTION_KIND[plan.kind]).astype(np.int32)
+    update = plan.kind == CODE[ActionKind.UPDATE]
+    rows = len(plan.rows)
+    inner = np.zeros((rows, len(COMM_KINDS)))
+    return ActionSeconds(total, comm, inner, sums(row_of(plan)[update], total[update], rows))
+
+
+def lower_plan(plan: Plan) -> Lowered:
+    """Merge what meets on a channel or communicator, first come first served, and order the transactions.
+
+    Raises:
+        PlanError: ``deadlock``; a verified plan has none.
+    """
+    count = len(plan)
+    row = row_of(plan)
+    of = _meet(plan, row)
+    size = int(of.max(initial=-1)) + 1
+    first = np.zeros(count + 1, np.bool_)
+    first[plan.start] = True
+    following = np.flatnonzero(~first[:count])
+    waiting = np.repeat(np.arange(count), np.diff(plan.wait_start))
+    src = np.concatenate([of[following - 1], of[plan.waits]])
+    dst = np.concatenate([of[following], of[waiting]])
+    after = _lists(src, dst, size)
+    order = _order(after, np.bincount(dst, minlength=size).tolist())
+    if len(order) < size:
+        raise PlanError("deadlock", "the plan cannot be simulated, because some of its actions wait for each other")
+    rank = np.empty(size, np.int32)
+    rank[order] = np.arange(size)
+    renamed = rank.tolist()
+    after = [[renamed[v] for v in after[u]] for u in order]
+    full = np.flatnonzero(np.diff(plan.start))
+    heads, tails = plan.start[full], plan.start[full + 1] - 1
+    gathers, updates = _head_gathers(plan, row)
+    of = rank[of]
+    again = _lists(of[np.concatenate([tails, updates])], of[np.concatenate([heads, gathers])], size)
+    return Lowered(plan, of, after, again)
+
+
+def _meet(plan: Plan, row: Ints) -> Ints:
+    """Return the transaction of each action: the k-th action of each end of a line meets the k-th of the others."""
+    count = len(plan)
+    at = np.flatnonzero(plan.line >= 0)
+    end = plan.line[at].astype(np.int64) * len(plan.rows) + row[at]
+    by = np.argsort(end, kind="stable")
+    starts = np.flatnonzero(np.diff(end[by], prepend=-1))
+    turn = np.empty(len(at), np.int64)
+    turn[by] = np.arange(len(at)) - np.repeat(starts, np.diff(starts, append=len(at)))
+    key = np.arange(count, dtype=np.int64)
+    key[at] = count + plan.line[at].astype(np.int64) * (count + 1) + turn
+    return np.unique(key, return_inverse=True)[1].astype(np.int32)
+
+
+def _head_gathers(plan: Plan, row: Ints) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the first gather of each bucket on each row, and the update that it follows in the next step."""
+    gather = np.flatnonzero(np.isin(plan.kind, [CODE[k] for k in ActionKind if k.value.startswith("ALL_GATHER")]))
+    _, first = np.unique(
+        row[gather].astype(np.int64) * (len(plan.buckets) + 1) + plan.bucket[gather], return_index=True
+    )
+    gather = gather[first]
+    update = np.flatnonzero(plan.kind == CODE[ActionKind.UPDATE])
+    of = np.full((len(plan.rows), plan.stages + 1), -1, np.int64)
+    of[row[update], plan.stage[update]] = update
+    last = of[row[gather], plan.stage[gather]]
+    return gather[last >= 0], last[last >= 0]
+
+
+def _lists(src: Ints, dst: Ints, size: int) -> list[list[int]]:
+    """Return the targets of each source."""
+    by = np.argsort(src, kind="stable")
+    targets = dst[by].tolist()
+    starts = np.searchsorted(src[by], np.arange(size + 1)).tolist()
+    return [targets[a:b] for a, b in pairwise(starts)]
+
+
+def _order(after: list[list[int]], degree: list[int]) -> list[int]:
+    """Return the transactions in an order that follows every wait; those on cycles are missing."""
+    order = [u for u, d in enumerate(degree) if d == 0]
+    for u in order:
+        for v in after[u]:
+            degree[v] -= 1
+            if degree[v] == 0:
+                order.append(v)
+    return order

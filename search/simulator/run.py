@@ -1,0 +1,194 @@
+"""The longest path through a plan's transactions, step after step, and what can be read from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from piper_core.ir.action import Action
+from piper_core.ir.dag import Floats
+from piper_core.ir.timeline import Event, Lane, Timeline
+from piper_core.names import Sync
+from piper_core.schedule.plan import KINDS, Plan, StreamKind
+from search.simulator.lower import (
+    COMM_KINDS,
+    ActionSeconds,
+    Lowered,
+    lower_plan,
+    on_compute,
+    plain_seconds,
+    row_of,
+    sums,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """What a plan does when every action starts as early as the rendezvous rules let it.
+
+    Arrays are by action, shape (A,), in seconds from the start of the first step: ``start_s`` and ``end_s`` of the
+    first step, ``late_start_s`` and ``late_end_s`` of the last one simulated; ``step_time_s`` is the steady-state
+    period; ``shift_s`` what the last step is later than the one before. Per row: ``busy_s`` of the compute stream in
+    one step, inner collectives and updates included.
+    """
+
+    lowered: Lowered
+    seconds: ActionSeconds
+    start_s: Floats
+    end_s: Floats
+    late_start_s: Floats
+    late_end_s: Floats
+    previous_end_s: Floats
+    step_time_s: float
+    makespan_s: float
+    busy_s: Floats
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that was simulated."""
+        return self.lowered.plan
+
+    @property
+    def bubble_ratio(self) -> float:
+        """1 - busy / period, mean over rows: the share in which a row's compute stream does nothing at all."""
+        return float(1.0 - (self.busy_s / self.step_time_s).mean()) if self.step_time_s else 0.0
+
+    def exposed_s(self) -> Floats:
+        """Return the seconds of one step in which communication holds up compute, shape (rows, ``COMM_KINDS``).
+
+        Collectives inside compute actions count in full. Where a compute stream idles, the chain of communication
+        that it waited for last counts, as far as it ran in that time; the rest is bubble (waiting for other rows'
+        compute).
+        """
+        plan, of = self.plan, self.lowered.of
+        exposed = self.seconds.inner.copy()
+        before = _Reasons(self)
+        comm, start, end = self.seconds.comm, self.late_start_s, self.late_end_s
+        for s, stream in enumerate(plan.streams):
+            low, high = int(plan.start[s]), int(plan.start[s + 1])
+            if stream.kind is not StreamKind.COMPUTE or low == high:
+                continue
+            since = np.concatenate([self.previous_end_s[high - 1 : high], end[low : high - 1]])
+            idle = np.flatnonzero(start[low:high] > since + 1e-12)
+            for i in idle.tolist():
+                floor, until, cause = float(since[i]), float(start[low + i]), before.of(int(of[low + i]))
+                while cause >= 0 and until > floor and (kind := int(comm[before.member[cause]])) >= 0:
+                    began = max(floor, float(start[before.member[cause]]))
+                    exposed[stream.row, kind] += max(0.0, until - began)
+                    until, cause = began, before.of(cause)
+        return exposed
+
+    def exposed_communication_s(self) -> dict[str, float]:
+        """Return the exposed seconds by kind of communication, mean over rows."""
+        mean = self.exposed_s().mean(axis=0).tolist()
+        return {str(kind): seconds for kind, seconds in zip(COMM_KINDS, mean, strict=True)}
+
+    def critical_path(self) -> list[tuple[int, Action]]:
+        """Return (row, action) along the longest path of the first step, from its start to its end."""
+        plan = self.plan
+        if not len(plan):
+            return []
+        before = _Reasons(self, first=True)
+        path = [int(self.lowered.of[int(np.argmax(self.end_s))])]
+        while (cause := before.of(path[-1])) >= 0:
+            path.append(cause)
+        rows = row_of(plan)
+        members = [before.member[t] for t in reversed(path)]
+        return [(int(rows[i]), plan.action(i)) for i in members]
+
+    def timeline(self) -> Timeline:
+        """Return the first step as a timeline; a message shows on both its streams."""
+        plan = self.plan
+        start, end, kinds = self.start_s.tolist(), self.end_s.tolist(), plan.kind.tolist()
+        return Timeline(
+            tuple(
+                Lane(
+                    stream.row,
+                    stream.name,
+                    tuple(
+                        Event(start[i], end[i], str(plan.action(i)), KINDS[kinds[i]])
+                        for i in range(int(plan.start[s]), int(plan.start[s + 1]))
+                    ),
+                )
+                for s, stream in sorted(enumerate(plan.streams), key=lambda pair: (pair[1].row, pair[0]))
+            )
+        )
+
+
+class _Reasons:
+    """For each transaction, the one that it waited for last, within its step or in the step before (-1: none)."""
+
+    def __init__(self, simulation: Simulation, *, first: bool = False) -> None:
+        lowered = simulation.lowered
+        size = len(lowered)
+        self.member = np.zeros(size, np.int64)
+        count = len(lowered.of)
+        self.member[lowered.of[::-1]] = np.arange(count)[::-1]
+        ends, starts = simulation.late_end_s, simulation.late_start_s
+        if first:
+            ends, starts = simulation.end_s, simulation.start_s
+        start = starts[self.member].tolist()
+        cause = [-1] * size
+        for u, (ended, targets) in enumerate(zip(ends[self.member].tolist(), lowered.after, strict=True)):
+            for v in targets:
+                if ended == start[v] and cause[v] < 0:
+                    cause[v] = u
+        self._cause = cause
+
+    def of(self, transaction: int) -> int:
+        return self._cause[transaction]
+
+
+def simulate(plan: Plan | Lowered, seconds: ActionSeconds | Floats, *, steps: int | None = None) -> Simulation:
+    """Run a verified plan under rendezvous rules, every transaction as early as it may.
+
+    A transaction starts when each member is at the head of its stream and all that it waits for has ended, and
+    lasts as long as its slowest member. Steps run back to back: streams keep their order over the boundary, and the
+    gathers of a step follow the update of their stage in the step before. Nothing contends: overlapped compute and
+    communication do not slow each other, and messages do not share links.
+
+    Args:
+        seconds: what each action lasts; a bare array of shape (A,) will do.
+        steps: steps to run, at least 2; the period is the last one's distance from the one before (default: 2 where
+            the plan's ``sync`` is a barrier, else 4).
+    """
+    lowered = plan if isinstance(plan, Lowered) else lower_plan(plan)
+    plan = lowered.plan
+    if isinstance(seconds, np.ndarray):
+        seconds = plain_seconds(plan, seconds.astype(np.float64))
+    steps = steps or (2 if plan.sync is Sync.GLOBAL_NORM else 4)
+    last = np.zeros(len(lowered))
+    np.maximum.at(last, lowered.of, seconds.total)
+    duration, after = last.tolist(), lowered.after
+    begin = [0.0] * len(duration)
+    runs: list[tuple[Floats, Floats]] = []
+    for _ in range(max(2, steps)):
+        finish = _run(duration, after, begin)
+        runs.append((np.asarray(begin), np.asarray(finish)))
+        begin = [0.0] * len(duration)
+        for ended, targets in zip(finish, lowered.again, strict=True):
+            for v in targets:
+                if ended > begin[v]:
+                    begin[v] = ended
+    of = lowered.of
+    (start, end), (_, previous), (late_start, late_end) = runs[0], runs[-2], runs[-1]
+    makespan = float(end.max(initial=0.0))
+    period = float(late_end.max(initial=0.0) - previous[late_end.argmax()]) if len(late_end) else 0.0
+    held = on_compute(plan)
+    busy = sums(row_of(plan)[held], seconds.total[held], len(plan.rows))
+    return Simulation(
+        lowered, seconds, start[of], end[of], late_start[of], late_end[of], previous[of], period, makespan, busy
+    )
+
+
+def _run(duration: list[float], after: list[list[int]], begin: list[float]) -> list[float]:
+    """Return when each transaction ends; ``begin`` holds the earliest starts, and is raised to the real ones."""
+    finish = []
+    for start, lasts, targets in zip(begin, duration, after, strict=True):
+        ended = start + lasts
+        finish.append(ended)
+        for v in targets:
+            if ended > begin[v]:
+                begin[v] = ended
+    return finish
