@@ -107,7 +107,7 @@ def gradient_sync(dag: Dag) -> Dag:
         return dag
     made = make_buckets(dag)
     streams = list(dag.streams)
-    for _, replication in made:
+    for replication in (replication for bucket, replication in made if bucket.ranks > 1):
         for stream in (replication.reduce_stream, replication.gather_stream):
             if stream not in streams:
                 streams.append(stream)

@@ -14,6 +14,7 @@ from piper_core.errors import DirectiveError
 from piper_core.ir.dag import Dag, Mask
 from piper_core.ir.filter import Filter
 from piper_core.names import NodeKind, Phase
+from piper_core.passes.gradient_sync import gradient_sync
 from piper_core.passes.lower_backward import lower_backward
 from piper_core.passes.send_recv import send_recv
 from piper_core.passes.update import close_step, with_row
@@ -88,7 +89,7 @@ class Program:
             if kind is Place:
                 dag = self._lower(dag)
             if kind is Order:
-                dag = close_step(send_recv(_complete(dag)))
+                dag = close_step(gradient_sync(send_recv(_complete(dag))))
             dag = self._apply_kind(dag, kind, chosen, mesh)
             if kind is Place and not chosen:
                 dag = with_row(dag)
@@ -167,7 +168,29 @@ def _complete(dag: Dag) -> Dag:
         )
     if dag.stages == 0:
         dag = replace(dag, nodes=nodes.with_(stage=np.where(nodes.kind == NodeKind.NORM, -1, 0)))
-    return _contiguous(dag)
+    return _contiguous(_together(dag))
+
+
+def _together(dag: Dag) -> Dag:
+    """Refuse a stage of which one microbatch lies on two rows.
+
+    Raises:
+        DirectiveError: naming the rows.
+    """
+    nodes, index = dag.nodes, np.flatnonzero(dag.compute)
+    width = max(1, dag.microbatches)
+    unit = nodes.stage[index].astype(np.int64) * width + np.maximum(nodes.microbatch[index], 0)
+    pairs = np.unique(unit * len(dag.groups) + nodes.group[index])
+    twice = np.flatnonzero(np.diff(pairs // len(dag.groups)) == 0)
+    if len(twice):
+        at = int(twice[0])
+        a, b = (list(dag.groups[int(g)]) for g in pairs[at : at + 2] % len(dag.groups))
+        stage, microbatch = divmod(int(pairs[at]) // len(dag.groups), width)
+        raise DirectiveError(
+            f"stage {stage} of microbatch {microbatch} lies on {a} and on {b}", expected="a stage on one row for each "
+            "microbatch", hint="cut the model into more stages",
+        )  # fmt: skip
+    return dag
 
 
 def _contiguous(dag: Dag) -> Dag:
