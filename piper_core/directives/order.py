@@ -122,8 +122,11 @@ class Order(Directive[OrderEdit]):
                 f"order joins {one} and {other}, which lie on different rows",
                 expected="one row: rows wait for each other through data alone",
             )
-        if (src == dst).any():
-            node = int(src[np.flatnonzero(src == dst)[0]])
+        back = (src == dst) | (
+            (found.of[src] == found.of[dst]) & (found.of[src] >= 0) & (position[src] >= position[dst])
+        )
+        if back.any():
+            node = int(src[np.flatnonzero(back)[0]])
             raise DirectiveError(
                 f"cyclic order: {_name(dag, node)} is in two consecutive groups", expected="disjoint groups"
             )
