@@ -63,7 +63,9 @@ def _verified(strategy: Strategy, synthetic: str | None, stages: int | None, rep
     if stages is None and (synthetic or strategy.header.model or "").startswith(("dense:", "moe:")):
         stages = _stages_named(program)
         if stages:
-            report.notes.append(f"{count(stages, 'stage')}, one more than the highest PP named; --stages says another")
+            report.notes.append(
+                f"{count(stages, 'stage')}: one more than the highest PP named; --stages gives another number"
+            )
     base = base_dag(strategy, synthetic=synthetic, stages=stages)
     start_s = time.perf_counter()
     dag = program.apply(base, strategy.header.world)
