@@ -259,24 +259,33 @@ class _Lowering:
                 pair, direction = divmod(key, 2)
                 label = "any" if self.channels is ChannelRule.PAIR else "FB"[direction]
                 lines.append(Channel(pair // rows, pair % rows, label))
+        # One look at each combination of bucket and stream: there are far fewer than collectives.
+        units = self.unit[self.comm]
+        node = self.node[units]
+        collective, tie = kind[units] == NodeKind.COLLECTIVE, nodes.axis[node] == Axis.TIE
+        own = nodes.bucket[node].astype(np.int64) * len(dag.streams) + nodes.stream[node]
+        combination = np.where(kind[units] == NodeKind.NORM, -1, np.where(tie, -2 - node, own))
+        meets = (collective & (tie | (nodes.bucket[node] >= 0))) | (kind[units] == NodeKind.NORM)
+        _, first, inverse = np.unique(combination[meets], return_index=True, return_inverse=True)
+        line_of = np.full(len(first), -1, np.int32)
         made: dict[tuple[Any, ...], int] = {}
-        order = rows_of(dag)
-        everyone = (tuple(sorted(rank for group in dag.groups for rank in group)),)
-        for u in self.unit[self.comm].tolist():
-            n = int(self.node[u])
-            if kind[u] == NodeKind.NORM:
-                key = (tuple(range(rows)), everyone, "norm")
-            elif kind[u] == NodeKind.COLLECTIVE and nodes.axis[n] == Axis.TIE:
-                key = self._tie(n)
-            elif kind[u] == NodeKind.COLLECTIVE and nodes.bucket[n] >= 0:
-                bucket = dag.buckets[nodes.bucket[n]]
-                held = tuple(sorted(order.index(g) for g in bucket.rows))
-                key = (held, self._groups(int(nodes.bucket[n])), dag.streams[nodes.stream[n]])
-            else:
-                continue
-            line[u] = made.setdefault(key, len(lines) + len(made))
-        lines += [Communicator(*key) for key in made]
+        for i in np.argsort(first).tolist():
+            line_of[i] = made.setdefault(self._communicator(int(node[meets][first[i]])), len(lines) + len(made))
+        line[units[meets]] = line_of[inverse]
+        lines += [Communicator(*each) for each in made]
         return lines, line
+
+    def _communicator(self, node: int) -> tuple[Any, ...]:
+        """Return the rows, groups and label of the communicator that a collective meets others on."""
+        dag, nodes = self.dag, self.dag.nodes
+        if nodes.kind[node] == NodeKind.NORM:
+            everyone = (tuple(sorted(rank for group in dag.groups for rank in group)),)
+            return tuple(range(len(dag.groups))), everyone, "norm"
+        if nodes.axis[node] == Axis.TIE:
+            return self._tie(node)
+        order, bucket = rows_of(dag), int(nodes.bucket[node])
+        held = tuple(sorted(order.index(g) for g in dag.buckets[bucket].rows))
+        return held, self._groups(bucket), dag.streams[nodes.stream[node]]
 
     def _groups(self, bucket: int) -> Any:
         if not hasattr(self, "_group_cache"):
