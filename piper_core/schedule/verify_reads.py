@@ -31,9 +31,9 @@ def dependencies(table: PlanTable, partner: list[int], order: list[int]) -> None
     on any row. ``partner`` is the first of the actions that each meets, ``order`` a topological order of those.
 
     Raises:
-        PlanError: ``data_dependency``.
+        PlanError: ``data_dependency``; ``duplicate`` where a message comes twice.
     """
-    reads = Reads(table)
+    reads = Reads(table, partner)
     before: NDArray[np.int32] | None = None
     for s in range(len(table.plan.streams)):
         known: dict[int, int] = {}
@@ -83,8 +83,8 @@ def happened_before(table: PlanTable, partner: list[int], order: list[int]) -> N
 class Reads:
     """What each action reads, as actions of its own row."""
 
-    def __init__(self, table: PlanTable) -> None:
-        self.table, self.plan = table, table.plan
+    def __init__(self, table: PlanTable, partner: list[int]) -> None:
+        self.table, self.plan, self.partner = table, table.plan, partner
         stages = len(self.plan.inputs)
         self.users: list[tuple[dict[int, list[int]], ...]] = [({}, {}, {}) for _ in range(stages)]
         self.heads: list[dict[int, list[int]]] = [{} for _ in range(stages)]
@@ -116,7 +116,7 @@ class Reads:
         """Return the actions that action i reads from.
 
         Raises:
-            PlanError: ``data_dependency`` where there is none to read from.
+            PlanError: ``data_dependency`` where there is none to read from, ``duplicate`` where there are too many.
         """
         table = self.table
         kind, stage, microbatch, row = table.kind[i], table.stage[i], table.microbatch[i], table.row[i]
@@ -158,16 +158,21 @@ class Reads:
         if not forward:
             need += self._last(i, stage, (F,), microbatch)
             need += self._last(i, stage, (R,), microbatch)
-        remote = 0
+        remote: list[int] = []
         for other in self.plan.inputs[stage] if forward else table.outputs[stage]:
             local = self._output(table.lane[i], table.row[i], other, (F,) if forward else (B, BI), microbatch)
             need += local
-            remote += not local
+            if not local:
+                remote.append(other)
         messages = table.recv.get((table.row[i], forward, stage, microbatch), [])
-        if len(messages) < remote:
-            what = f"{table.name(i)} on row {table.row[i]} has no message to read from"
-            raise table.error("data_dependency", what, [i])
+        if len(messages) != len(remote) or (len(remote) > 1 and sorted(self._sources(messages)) != sorted(remote)):
+            reason = "data_dependency" if len(messages) <= len(remote) else "duplicate"
+            what = f"{table.name(i)} on row {table.row[i]} has {len(messages)} messages to read from, of {len(remote)}"
+            raise table.error(reason, what, [i, *messages])
         return need + messages
+
+    def _sources(self, messages: list[int]) -> list[int]:
+        return [self.table.stage[self.partner[message]] for message in messages]
 
     def _buckets(self, i: int, kind: int, stage: int, microbatch: int) -> list[int]:
         """Return the gathers that put together the parameters that action i uses."""
