@@ -260,18 +260,18 @@ class _Lowering:
                 label = "any" if self.channels is ChannelRule.PAIR else "FB"[direction]
                 lines.append(Channel(pair // rows, pair % rows, label))
         # One look at each combination of bucket and stream: there are far fewer than collectives.
-        units = self.unit[self.comm]
-        node = self.node[units]
-        collective, tie = kind[units] == NodeKind.COLLECTIVE, nodes.axis[node] == Axis.TIE
+        comms = self.unit[self.comm]
+        node = self.node[comms]
+        collective, tie = kind[comms] == NodeKind.COLLECTIVE, nodes.axis[node] == Axis.TIE
         own = nodes.bucket[node].astype(np.int64) * len(dag.streams) + nodes.stream[node]
-        combination = np.where(kind[units] == NodeKind.NORM, -1, np.where(tie, -2 - node, own))
-        meets = (collective & (tie | (nodes.bucket[node] >= 0))) | (kind[units] == NodeKind.NORM)
+        combination = np.where(kind[comms] == NodeKind.NORM, -1, np.where(tie, -2 - node, own))
+        meets = (collective & (tie | (nodes.bucket[node] >= 0))) | (kind[comms] == NodeKind.NORM)
         _, first, inverse = np.unique(combination[meets], return_index=True, return_inverse=True)
         line_of = np.full(len(first), -1, np.int32)
         made: dict[tuple[Any, ...], int] = {}
         for i in np.argsort(first).tolist():
             line_of[i] = made.setdefault(self._communicator(int(node[meets][first[i]])), len(lines) + len(made))
-        line[units[meets]] = line_of[inverse]
+        line[comms[meets]] = line_of[inverse]
         lines += [Communicator(*each) for each in made]
         return lines, line
 
