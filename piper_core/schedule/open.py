@@ -273,7 +273,7 @@ class _Opener:
             compute = bool(computes) or len(group) > 1 or not apart
             if not compute:
                 phase = Phase(int(nodes.phase[group[0]]))
-                name += f".{phase.name}" if phase in (Phase.R, Phase.BW) else ""
+                name += "" if phase is Phase.F else f".{phase.name}"
                 name += ".out" if int(nodes.chunk[group[0]]) in seen else ".in"
                 again = sum(other == name or other.startswith(f"{name}_") for _, other in made)
                 name += f"_{again + 1}" if again else ""
