@@ -8,13 +8,14 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
+from piper_core.ir.action import COMPUTE_KINDS, Action, Slot, format_slots
 from profiler import console
 
 if TYPE_CHECKING:
     from piper_core.schedule.plan import Plan
 
 _COLOURS = {"F": 34, "B": 32, "BI": 36, "BW": 33, "R": 35}
-_COMPUTE = re.compile(r"(?<= )\d+(?:\.[\w.\-]+?)?(F|BI|BW|B|R)\d+(?=\s|$)")
+_COMPUTE = re.compile(r"(?<=[ (])\d+(F|BI|BW|B|R)\d+(?=[ )]|$)", re.MULTILINE)
 
 
 def count(n: int | None, word: str, plural: str = "s") -> str:
@@ -24,12 +25,32 @@ def count(n: int | None, word: str, plural: str = "s") -> str:
 
 def show_grid(plan: Plan) -> str:
     """Return the compute order, a line a row: coloured and cut to the width of a terminal, plain elsewhere."""
+    lines = [f"{row}: {format_slots(compute_slots(plan, row))}" for row in range(len(plan.rows))]
     if sys.stdout is None or not sys.stdout.isatty():
-        return plan.grid()
-    text = plan.grid(shutil.get_terminal_size().columns)
+        return "\n".join(lines)
+    width = shutil.get_terminal_size().columns
+    text = "\n".join(line if len(line) <= width else line[: width - 4] + " ..." for line in lines)
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return text
     return _COMPUTE.sub(lambda word: f"\x1b[{_COLOURS[word[1]]}m{word[0]}\x1b[0m", text)
+
+
+def compute_slots(plan: Plan, row: int) -> tuple[Slot, ...]:
+    """Return a row's compute as an order directive says it: parts of one action joined, those that take turns in
+    one slot."""
+    slots: list[list[Action]] = []
+    slot_of: dict[Action, int] = {}
+    for part in plan.actions(plan.compute_stream(row)):
+        if part.kind not in COMPUTE_KINDS:
+            continue
+        whole = Action(part.stage, part.kind, part.microbatch)
+        first = slot_of.setdefault(whole, len(slots))
+        if first == len(slots):
+            slots.append([whole])
+        elif first < len(slots) - 1:  # the slots since its last part overlap with it
+            slots[first:] = [[action for slot in slots[first:] for action in slot]]
+            slot_of.update(dict.fromkeys(slots[first], first))
+    return tuple(map(tuple, slots))
 
 
 def show_models(*, as_json: bool) -> int:

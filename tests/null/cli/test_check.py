@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from piper_core.directives import Order
+from piper_core.ir.action import format_slots
 from piper_core.program.strategy import load
 from search.cli import main
 
@@ -132,6 +134,30 @@ def test_a_strategy_of_a_preset(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     status, _, err = check(capsys, write(tmp_path, data), "--stages", "2")
     assert status == 2
     assert "synthetic" in one_line(err)
+
+
+@pytest.mark.parametrize("path", sorted((GOLDEN / "strategy").glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_grid_is_the_order(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Actions opened for their buckets print as the file has them, so that a line can be copied back."""
+    status, out, _ = check(capsys, str(path))
+    assert status == 0
+    orders = [each for each in load(path).program.directives if isinstance(each, Order)]
+    rows = [f"{row}: {format_slots(slots)}" for order in orders for row, slots in order.actions]
+    assert rows
+    assert out.splitlines()[-len(rows) :] == rows
+
+
+def test_overlapping_actions(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Actions whose parts take turns print in parentheses."""
+    program = [
+        {"op": "place", "filter": {}, "devices": [0, 1]},
+        {"op": "shard", "filter": {"EP": "*"}, "devices": [0, 1], "stream": "ep"},
+        {"op": "split", "filter": {}, "dim_name": "MB", "num_microbatches": 3},
+        {"op": "order", "actions": {"0": "0F0 (0F1 0B0) (0B1 0F2) 0B2"}},
+    ]
+    status, out, _ = check(capsys, write(tmp_path, program), "--synthetic", "moe:2")
+    assert status == 0
+    assert out.splitlines()[-1] == "0: 0F0 (0F1 0B0) (0B1 0F2) 0B2"
 
 
 BAD = {
