@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from piper_core.schedule.list_decode import Decoded, Network, decode, replay
@@ -67,19 +67,40 @@ def rules(network: Network) -> Iterator[Rule]:
 
 
 def patterns(network: Network) -> Iterator[Decoded]:
-    """Yield schedules that repeat one pattern, slow enough to keep the limits, the fastest first."""
+    """Yield schedules that repeat one pattern, slow enough to keep the limits.
+
+    Patterns are sought for the durations as they are, and for equal ones without delays, which leave fewer
+    odd gaps; with and without slack (in mean durations) wherever work passes to another stage, which uses
+    memory that is left to wait less for links and slow stages.
+    """
+    problem = network.problem
+    mean_s = sum(problem.seconds) / len(problem.seconds)
+    plain = [[(pred, 0.0) for pred, _ in pairs] for pairs in problem.preds]
+    even = replace(network, problem=replace(problem, seconds=[mean_s] * len(problem.seconds), preds=plain))
+    for base, slack, more in (
+        (even, 0.0, 0.0),
+        (even, 0.5, 0.0),
+        (even, 2.0, 0.0),
+        (network, 0.0, 0.0),
+        (network, 0.0, 0.1),
+        (network, 2.0, 0.0),
+    ):
+        pattern = _fitting(base, slack * mean_s, more)
+        found = as_ordered(network, pattern.starts(network))
+        if found is not None:
+            yield found
+
+
+def _fitting(network: Network, slack_s: float, more: float) -> Pattern:
+    """Return the fastest pattern that keeps the limits, slowed by ``more`` of the least period."""
     least = period_s(network) * network.lanes
     longest = max(map(sum, zip(network.head_s, network.tail_s, strict=True)), default=0.0)
     stretch = 1.0
-    while stretch * least < longest + 2 * least:
-        pattern = Pattern.of(network, stretch * least)
-        if pattern.fits(network):
-            break
+    pattern = Pattern.of(network, least, slack_s)
+    while not pattern.fits(network) and stretch * least < 2 * longest:
         stretch *= 1.025
-    for more in (0.0, 0.025, 0.1, 0.2):
-        found = as_ordered(network, Pattern.of(network, (stretch + more) * least).starts(network))
-        if found is not None:
-            yield found
+        pattern = Pattern.of(network, stretch * least, slack_s)
+    return Pattern.of(network, (stretch + more) * least, slack_s) if more else pattern
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,17 +114,22 @@ class Pattern:
     offset: dict[tuple[int, int, int], float]
 
     @staticmethod
-    def of(network: Network, period_s: float) -> Pattern:
+    def of(network: Network, period_s: float, slack_s: float = 0.0) -> Pattern:
         """Place tasks in topological order, fillers last, each as early as its predecessors and the time that
-        its row has left in every period allow (modulo scheduling, Rau 1994)."""
-        problem, lanes = network.problem, network.lanes
+        its row has left in every period allow (modulo scheduling, Rau 1994), and no earlier than ``slack_s``
+        after predecessors of other stages."""
+        problem, lanes, key = network.problem, network.lanes, network.problem.key
         seconds, quantum = problem.seconds, network.quantum_s
         one = [t for t in network.order if network.turn[problem.key[t][2]] < lanes]
         one.sort(key=lambda t: problem.filler[t])
         taken: list[list[tuple[float, float]]] = [[] for _ in range(problem.rows)]
         begin: dict[int, float] = {}
         for task in one:
-            ready = max((begin[u] + seconds[u] + d for u, d in problem.preds[task] if u in begin), default=0.0)
+            ready = 0.0
+            for pred, delay in problem.preds[task]:
+                if pred in begin:
+                    wait = delay + slack_s if key[pred][0] != key[task][0] else delay
+                    ready = max(ready, begin[pred] + seconds[pred] + wait)
             busy, need = taken[problem.row[task]], seconds[task]
             begin[task] = ready
             for wait in sorted({0.0, *((at + long - ready) % period_s for at, long in busy)}):
