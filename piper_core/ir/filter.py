@@ -76,7 +76,7 @@ class Filter:
                 continue
             if tag == "PASS":
                 names = value if isinstance(value, tuple) else (value,)
-                wanted: list[int] | None = [int(Phase[str(name)]) for name in names]
+                wanted: list[int] | range | None = [int(Phase[str(name)]) for name in names]
                 column: Ints = nodes.phase
             elif tag == "REGION":
                 names = value if isinstance(value, tuple) else (value,)
@@ -95,7 +95,9 @@ class Filter:
                     expected="one of " + ", ".join(dag.tag_names()),
                     hint=_tag_hint(tag),
                 )
-            if wanted is None:
+            if isinstance(wanted, range):
+                mask = mask & (column >= wanted.start) & (column < wanted.stop)
+            elif wanted is None:
                 mask = mask & (column != ABSENT)
             elif len(wanted) == 1:
                 mask = mask & (column == wanted[0])
@@ -112,7 +114,7 @@ class Filter:
 
 
 def _value(tag: str, value: object) -> Value:
-    if value is None:
+    if value is None and tag not in ("PASS", "REGION", "COMM"):
         return "-"
     if isinstance(value, bool | float):
         raise DirectiveError(
@@ -149,7 +151,7 @@ def _text(value: Value) -> str:
     return "[" + ", ".join(map(str, value)) + "]" if isinstance(value, tuple) else str(value)
 
 
-def _wanted(value: Value) -> list[int] | None:
+def _wanted(value: Value) -> list[int] | range | None:
     """Return the values to match, None for any."""
     if isinstance(value, tuple):
         return [int(v) for v in value]
@@ -160,8 +162,7 @@ def _wanted(value: Value) -> list[int] | None:
     if value == "-":
         return [ABSENT]
     low, _, high = value.partition("-")
-    span = int(high) - int(low)
-    return list(range(int(low), int(low) + min(span, 10**6) + 1))
+    return range(int(low), int(high) + 1)
 
 
 def _comm_mask(dag: Dag, value: Value) -> Mask:

@@ -160,6 +160,14 @@ def test_overlapping_actions(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     assert out.splitlines()[-1] == "0: 0F0 (0F1 0B0) (0B1 0F2) 0B2"
 
 
+@pytest.mark.parametrize("tag", ["PASS", "REGION", "COMM"])
+def test_nothing_is_outside_a_pass(tag: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    filters = [[{"PP": 0, "PASS": "F"}], [{"PP": 0, tag: None}]]
+    status, _, err = check(capsys, write(tmp_path, [*PIPELINE, {"op": "order", "filters": filters}]), *DENSE)
+    assert status == 2
+    assert f"directive 4 of 4, order(...): unknown {tag} None" in re.sub(r"order\(.*?\):", "order(...):", one_line(err))
+
+
 BAD = {
     "empty": b"",
     "blank": b" \n\n",
