@@ -84,10 +84,10 @@ class Timeline:
         )
 
     def picture(self, width: int = 100) -> str:
-        """Return one line a row: compute by microbatch digit (F), letter case (B lower, BW upper) or ``.`` for idle.
+        """Return one line a row, ``width`` columns for the whole time.
 
-        A column stands for ``end_s / width``; it shows the action that runs in its middle. F is 0-9 by microbatch,
-        B and BI are a-j, BW is A-J, R is ``r`` and an update ``=``.
+        F is the last digit of its microbatch, B and BI the letter a-j at that digit, BW the letter A-J, R ``r``, an
+        update ``=``, and no compute ``.``.
         """
         step = self.end_s / width if self.end_s else 1.0
         lines = []

@@ -23,7 +23,7 @@ class Rule:
     """One way to say how urgent a task is, and how a row decides.
 
     Urgency is when the task could run at best, plus ``drift`` periods for each microbatch before it (in rounds
-    of ``rounds`` microbatches that follow each other by one task), less ``acquire_first`` periods for what
+    of ``rounds`` microbatches that follow each other by one task, a remainder in the last round), less ``acquire_first`` periods for what
     acquires memory and ``filler_first`` for fillers. ``eager`` and ``patience``: see :func:`decode`.
     """
 
@@ -42,9 +42,11 @@ class Rule:
         """Return the urgency of each task, seconds."""
         problem, size, period = network.problem, self.rounds, period_s(network)
         pace = min((s for s in problem.seconds if s > 0.0), default=0.0)
-        after = {
-            mb: (turn - turn % size) * period * self.drift + turn % size * pace for mb, turn in network.turn.items()
-        }
+        last = max(1, len(network.turn) // size) - 1
+        after = {}
+        for mb, turn in network.turn.items():
+            begun = min(turn // size, last) * size
+            after[mb] = begun * period * self.drift + (turn - begun) * pace
         less = 0.0, self.filler_first * period, self.acquire_first * period
         return [
             head + after[mb] - less[min(kind, 2)]

@@ -318,6 +318,14 @@ class _Lowering:
         out[recv] = first[recv]
         out[send] = first[self.mate[send]] if self.channels is ChannelRule.FULL else latest[send]
         gather = (kind == NodeKind.COLLECTIVE) & (nodes.collective[self.node] == Collective.ALL_GATHER) & (bucket >= 0)
+        shared = np.asarray([len(b.rows) > 1 for b in self.dag.buckets], np.bool_)
+        for mask, key, better in ((gather, first, np.minimum), (~gather & (bucket >= 0), latest, np.maximum)):
+            spanning = np.flatnonzero(mask & (kind == NodeKind.COLLECTIVE))
+            spanning = spanning[shared[bucket[spanning]]]
+            if len(spanning):  # a collective of several rows has one place in all of them
+                common = np.full(len(self.dag.buckets), np.inf if better is np.minimum else -np.inf)
+                better.at(common, bucket[spanning], key[spanning])
+                key[spanning] = common[bucket[spanning]]
         out[gather] = first[gather] + bucket[gather] / (len(self.dag.buckets) + 1.0)
         reduce = (kind == NodeKind.COLLECTIVE) & (bucket >= 0) & ~gather
         late = nodes.axis[self.node] == Axis.TIE
