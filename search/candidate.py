@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeAlias
+
+Verdict: TypeAlias = Literal["yes", "no", "close"]
+"""Whether a strategy fits in memory; ``close`` where the estimate cannot tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,7 @@ class Score:
     mfu: float
     peak_memory_bytes: tuple[float, ...]
     margin_bytes: float
-    fits: str
+    fits: Verdict
     bubble_ratio: float
     exposed_communication_s: dict[str, float]
     breakdown: dict[str, float]

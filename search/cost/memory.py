@@ -26,6 +26,7 @@ from piper_core.names import Axis, Collective, NodeKind, Phase, Role
 from piper_core.passes.gradient_sync import GRAD_BYTES
 from piper_core.schedule.plan import CODE
 from profiler.spec import Device
+from search.candidate import Verdict
 from search.cost.price import buckets_of, owned
 from search.simulator.lower import on_compute, row_of, sums
 from search.simulator.run import Simulation
@@ -96,7 +97,7 @@ class Memory:
         return self.capacity - max(self.peaks, default=0.0)
 
     @property
-    def fits(self) -> str:
+    def fits(self) -> Verdict:
         """``yes``, ``no``, or ``close`` within ``CLOSE`` of the capacity either way."""
         if abs(self.margin_bytes) < CLOSE * self.capacity:
             return "close"
@@ -185,13 +186,21 @@ class _Usage:
             place[mine] = self.base[r] + np.clip(local, 0, self.width[r] - 1)
         return place
 
+    def near(self, action: NDArray[np.int64], *, end: bool) -> NDArray[np.int64]:
+        """Return the place of the start (or the end) of actions, those beside the compute stream by their times."""
+        times = self.simulation.end_s if end else self.simulation.start_s
+        place = self.when(self.row[action], times[action], end=end)
+        mine = self.on_compute[action]
+        place[mine] = self.at(action[mine], 2 if end else 0)
+        return place
+
     def change(self, cause: int, place: NDArray[np.int64], size: Floats) -> None:
         self.changes.append((cause, place, size))
 
     def during(self, cause: int, start: NDArray[np.int64], end: NDArray[np.int64], size: Floats) -> None:
-        """Add what is held from one place to another."""
+        """Add what is held from one place to another, no earlier."""
         self.change(cause, start, size)
-        self.change(cause, end, -size)
+        self.change(cause, np.maximum(start, end), -size)
 
     def transient(self, cause: int, nodes: Ints, size: Floats) -> None:
         """Add what an action holds only while it runs: the most that one of its nodes needs."""
@@ -275,15 +284,15 @@ class _Usage:
         producer, consumer = self._ends(send, recv)
         forward = self.dag.nodes.phase[recv] == Phase.F
         sent, received = self.unit[send], self.unit[recv]
-        self.during(
-            _BUFFERS, self.at(self.unit[producer], 0), self.when(self.row[sent], simulation.end_s[sent], end=True), size
-        )
+        through = self.when(self.row[sent], simulation.end_s[sent], end=True)
+        self.during(_BUFFERS, self.near(self.unit[producer], end=False), through, size)
         # an activation becomes part of what its consumer saves; a gradient is dead after it
-        gone = np.where(forward, self.at(self.unit[consumer], 0), self.at(self.unit[consumer], 2))
+        user = self.unit[consumer]
+        gone = np.where(forward, self.near(user, end=False), self.near(user, end=True))
         self.during(_BUFFERS, self.when(self.row[received], self._posted()[received], end=False), gone, size)
 
     def _ends(self, send: Ints, recv: Ints) -> tuple[Ints, Ints]:
-        """Return the last producer of each send and the first consumer of each receive, as compute nodes."""
+        """Return a node that makes what each send carries, and the first that uses what each receive brings."""
         edges, nodes = self.dag.edges, self.dag.nodes
         into = np.flatnonzero(nodes.kind[edges.dst] == NodeKind.SEND)
         out = np.flatnonzero(nodes.kind[edges.src] == NodeKind.RECV)
@@ -320,7 +329,7 @@ class _Usage:
             size = np.zeros(len(plan))
             size[action] = self.bytes[gather]
             start = self.when(self.row[by], self.simulation.start_s[by], end=False)
-            self.during(_PARAMETERS, start, np.maximum(start, self.at(free, 2)), size[by])
+            self.during(_PARAMETERS, start, self.at(free, 2), size[by])
         reduce = np.flatnonzero(each & (nodes.phase == Phase.BW) & (nodes.collective == Collective.REDUCE_SCATTER))
         if len(reduce):
             edge = np.flatnonzero((dag.edges.role == Role.REDUCTION) & np.isin(dag.edges.dst, reduce))

@@ -51,7 +51,7 @@ class _Pricer:
     def run(self) -> Floats:
         nodes = self.nodes
         seconds = np.zeros(len(nodes))
-        _, size = np.unique(nodes.payload, return_inverse=True)
+        size = np.searchsorted(np.unique(nodes.payload), nodes.payload)
         collective = nodes.kind == NodeKind.COLLECTIVE
         tie = collective & (nodes.axis == Axis.TIE)
         bucket = collective & (nodes.bucket >= 0) & ~tie

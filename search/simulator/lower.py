@@ -142,14 +142,8 @@ def lower_plan(plan: Plan) -> Lowered:
     waiting = np.repeat(np.arange(count), np.diff(plan.wait_start))
     src = np.concatenate([of[following - 1], of[plan.waits]])
     dst = np.concatenate([of[following], of[waiting]])
-    after = _lists(src, dst, size)
-    order = _order(after, np.bincount(dst, minlength=size).tolist())
-    if len(order) < size:
-        raise PlanError("deadlock", "the plan cannot be simulated, because some of its actions wait for each other")
-    rank = np.empty(size, np.int32)
-    rank[order] = np.arange(size)
-    renamed = rank.tolist()
-    after = [[renamed[v] for v in after[u]] for u in order]
+    rank = _ranks(src, dst, size)
+    after = _lists(rank[src], rank[dst], size)
     full = np.flatnonzero(np.diff(plan.start))
     heads, tails = plan.start[full], plan.start[full + 1] - 1
     gathers, updates = _head_gathers(plan, row)
@@ -194,12 +188,24 @@ def _lists(src: Ints, dst: Ints, size: int) -> list[list[int]]:
     return [targets[a:b] for a, b in pairwise(starts)]
 
 
-def _order(after: list[list[int]], degree: list[int]) -> list[int]:
-    """Return the transactions in an order that follows every wait; those on cycles are missing."""
+def _ranks(src: Ints, dst: Ints, size: int) -> Ints:
+    """Return the place of each transaction in an order in which all edges point forward.
+
+    Raises:
+        PlanError: ``deadlock``.
+    """
+    by = np.argsort(src, kind="stable")
+    targets = dst[by].tolist()
+    starts = np.searchsorted(src[by], np.arange(size + 1)).tolist()
+    degree = np.bincount(dst, minlength=size).tolist()
     order = [u for u, d in enumerate(degree) if d == 0]
     for u in order:
-        for v in after[u]:
+        for v in targets[starts[u] : starts[u + 1]]:
             degree[v] -= 1
             if degree[v] == 0:
                 order.append(v)
-    return order
+    if len(order) < size:
+        raise PlanError("deadlock", "the plan cannot be simulated, because some of its actions wait for each other")
+    rank = np.empty(size, np.int32)
+    rank[order] = np.arange(size, dtype=np.int32)
+    return rank

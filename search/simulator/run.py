@@ -51,8 +51,8 @@ class Simulation:
 
     @property
     def bubble_ratio(self) -> float:
-        """1 - busy / period, mean over rows: the share in which a row's compute stream does nothing at all."""
-        return float(1.0 - (self.busy_s / self.step_time_s).mean()) if self.step_time_s else 0.0
+        """1 - busy / period, mean over rows, at least 0: the share in which a row's compute stream stands still."""
+        return max(0.0, float(1.0 - (self.busy_s / self.step_time_s).mean())) if self.step_time_s else 0.0
 
     def exposed_s(self) -> Floats:
         """Return the seconds of one step in which communication holds up compute, shape (rows, ``COMM_KINDS``).
