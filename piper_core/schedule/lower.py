@@ -331,6 +331,13 @@ class _Lowering:
         late = nodes.axis[self.node] == Axis.TIE
         out[reduce] = latest[reduce] + bucket[reduce] / (len(self.dag.buckets) + 1.0)
         out[reduce & late] = np.maximum(latest[reduce & late], place.max(initial=0.0))
+        wide = np.asarray([len(b.rows) > 1 for b in self.dag.buckets], np.bool_)
+        if wide.any():  # rows that meet must agree in order: by when the last of them is ready
+            mine = np.flatnonzero(reduce & ~late)
+            mine = mine[wide[bucket[mine]]]
+            last = np.zeros(len(wide))
+            np.maximum.at(last, bucket[mine], out[mine])
+            out[mine] = last[bucket[mine]]
         inner = ~is_compute & ~send & ~recv & (bucket < 0) & (kind == NodeKind.COLLECTIVE)
         out[inner] = place[inner]
         return out

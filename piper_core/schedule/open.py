@@ -264,20 +264,21 @@ class _Opener:
         """Return (is compute, name) of each piece; names differ within a macro, and between phases where they meet."""
         nodes = self.dag.nodes
         made: list[tuple[bool, str]] = []
-        seen: set[int] = set()
+        seen: set[tuple[int, int]] = set()
         for group in groups:
             computes = [n for n in group if nodes.kind[n] == NodeKind.COMPUTE]
-            seen.update(nodes.chunk[computes].tolist())
+            seen.update((int(nodes.phase[n]), int(nodes.chunk[n])) for n in computes)
             names = [self.dag.chunks[c].name for c in nodes.chunk[computes or group].tolist()]
             name = names[0] if len(names) == 1 else f"{names[0]}-{names[-1]}"
             compute = bool(computes) or len(group) > 1 or not apart
+            phase = Phase(int(nodes.phase[group[-1]]))
             if not compute:
-                phase = Phase(int(nodes.phase[group[0]]))
                 name += "" if phase is Phase.F else f".{phase.name}"
-                name += ".out" if int(nodes.chunk[group[0]]) in seen else ".in"
-                again = sum(other == name or other.startswith(f"{name}_") for _, other in made)
-                name += f"_{again + 1}" if again else ""
-            made.append((compute, name))
+                name += ".out" if (int(phase), int(nodes.chunk[group[0]])) in seen else ".in"
+            elif phase is Phase.R:
+                name += ".R"
+            again = sum(other == name or other.startswith(f"{name}_") for _, other in made)
+            made.append((compute, f"{name}_{again + 1}" if again else name))
         return made
 
     def _variant(self, mine: list[int], piece: Ints, kinds: list[tuple[bool, int]]) -> tuple[Part, ...]:
@@ -286,10 +287,10 @@ class _Opener:
         takes, gives = set[int](), set[int]()
         reads: list[set[int]] = [set() for _ in kinds]
         for n, here in local.items():
-            for u, _ in self._edges(n, 0):
-                if u not in local:
+            for u, role in self._edges(n, 0):
+                if u not in local and role != Role.SAVED:
                     takes.add(here)
-                elif local[u] != here:
+                elif u in local and local[u] != here:
                     reads[here].add(local[u])
             if any(role in (Role.ACTIVATION, Role.GRADIENT) for v, role in self._edges(n, 1) if v not in local):
                 gives.add(here)

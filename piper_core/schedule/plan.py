@@ -83,7 +83,7 @@ class Part:
     """One piece of an opened macro: compute, or a collective on a stream of its own (``inner``).
 
     ``reads`` are the pieces (positions in the same macro) whose results it takes; ``takes`` says whether it also
-    takes what comes into the macro, ``gives`` whether it makes what other stages take.
+    takes what other stages (or, for BW, BI) hand in, ``gives`` whether it makes what other stages take.
     """
 
     label: int

@@ -121,8 +121,9 @@ class Reads:
         table = self.table
         kind, stage, microbatch, row = table.kind[i], table.stage[i], table.microbatch[i], table.row[i]
         if kind in COMPUTE:
-            need = self._macro(i, kind, stage, microbatch) + self._buckets(i, kind, stage, microbatch)
-            return need + self._pieces(i) if table.variant else need
+            if i not in self.piece:
+                return self._own(i, kind) + self._incoming(i, kind) + self._buckets(i, kind, stage, microbatch)
+            return self._piece(i) + self._buckets(i, kind, stage, microbatch)
         if kind in SENDS:
             made = self._output(table.lane[i], row, stage, (F,) if SENDS[kind] else (B, BI), microbatch)
             if not made:
@@ -131,7 +132,7 @@ class Reads:
                 )
             return made
         if kind in INNER:
-            return self._inner(i)
+            return self._piece(i)
         if kind in REDUCES:
             return self._gradients(i)
         if kind == UPDATE:
@@ -146,18 +147,33 @@ class Reads:
             return self.turn.get(at, [])[self.freed[at] - 1 : self.freed[at]]
         return []
 
-    def _macro(self, i: int, kind: int, stage: int, microbatch: int) -> list[int]:
-        """Return what comes into the macro of action i: of its own stage, and of its neighbours."""
-        table = self.table
+    def _piece(self, i: int) -> list[int]:
+        """Return what a piece of an opened macro reads: other pieces, what comes in, what its stage has kept."""
+        key, position = self.piece[i]
+        variant, kind = self.table.variant[key], key[2]
+        members = self._members(key, variant)
+        part = variant[position]
+        need = [members[j] for j in part.reads] + self._own(i, kind)
+        return need + self._incoming(i, kind) if part.takes else need
+
+    def _own(self, i: int, kind: int) -> list[int]:
+        """Return what action i, of a macro of this kind, reads of its own stage: F and, for compute, R."""
+        stage, microbatch = self.table.stage[i], self.table.microbatch[i]
+        if kind == F:
+            return []
+        need = self._last(i, stage, (F,), microbatch)
+        again = kind in (B, BI) and self.table.kind[i] not in INNER
+        return need + self._last(i, stage, (R,), microbatch) if again else need
+
+    def _incoming(self, i: int, kind: int) -> list[int]:
+        """Return what other stages hand to the macro of action i; for BW, what BI does."""
+        table, stage, microbatch = self.table, self.table.stage[i], self.table.microbatch[i]
         if kind == BW:
             return self._last(i, stage, (BI,), microbatch)
         if kind == R:
-            return self._last(i, stage, (F,), microbatch)
+            return []
         need: list[int] = []
         forward = kind == F
-        if not forward:
-            need += self._last(i, stage, (F,), microbatch)
-            need += self._last(i, stage, (R,), microbatch)
         remote: list[int] = []
         for other in self.plan.inputs[stage] if forward else table.outputs[stage]:
             local = self._output(table.lane[i], table.row[i], other, (F,) if forward else (B, BI), microbatch)
@@ -192,21 +208,6 @@ class Reads:
                 raise table.error("data_dependency", what, [i])
             need.append(table.gather[key])
         return need
-
-    def _pieces(self, i: int) -> list[int]:
-        """Return the other pieces of its opened macro that a piece reads."""
-        if i not in self.piece:
-            return []
-        key, position = self.piece[i]
-        variant = self.table.variant[key]
-        members = self._members(key, variant)
-        return [members[j] for j in variant[position].reads]
-
-    def _inner(self, i: int) -> list[int]:
-        (_, stage, kind, microbatch), position = self.piece[i]
-        key = self.piece[i][0]
-        outside = self._macro(i, kind, stage, microbatch) if self.table.variant[key][position].takes else []
-        return self._pieces(i) + outside
 
     def _members(self, key: tuple[int, int, int, int], variant: tuple[Part, ...]) -> list[int]:
         """Return the actions of an opened macro, in the order of its cut."""
