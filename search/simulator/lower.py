@@ -67,14 +67,14 @@ class Lowered:
     """A plan as arrays. A transaction is one action, or all the actions that meet in one message or collective.
 
     Transactions are numbered in an order in which each follows those that it waits for. ``of`` (A,) is the
-    transaction of each action; ``after[t]`` those that wait for t within a step, ``again[t]`` those that wait in
-    a step for t of the step before.
+    transaction of each action; ``after[t]`` those that wait for t within a step; ``again`` pairs (t, u)
+    where u waits for t of the step before.
     """
 
     plan: Plan
     of: Ints
     after: list[list[int]]
-    again: list[list[int]]
+    again: list[tuple[int, int]]
 
     def __len__(self) -> int:
         return len(self.after)
@@ -148,8 +148,8 @@ def lower_plan(plan: Plan) -> Lowered:
     heads, tails = plan.start[full], plan.start[full + 1] - 1
     gathers, updates = _head_gathers(plan, row)
     of = rank[of]
-    again = _lists(of[np.concatenate([tails, updates])], of[np.concatenate([heads, gathers])], size)
-    return Lowered(plan, of, after, again)
+    before, later = of[np.concatenate([tails, updates])], of[np.concatenate([heads, gathers])]
+    return Lowered(plan, of, after, list(zip(before.tolist(), later.tolist(), strict=True)))
 
 
 def _meet(plan: Plan, row: Ints) -> Ints:

@@ -167,10 +167,8 @@ def simulate(plan: Plan | Lowered, seconds: ActionSeconds | Floats, *, steps: in
         finish = _run(duration, after, begin)
         runs.append((np.asarray(begin), np.asarray(finish)))
         begin = [0.0] * len(duration)
-        for ended, targets in zip(finish, lowered.again, strict=True):
-            for v in targets:
-                if ended > begin[v]:
-                    begin[v] = ended
+        for u, v in lowered.again:
+            begin[v] = max(begin[v], finish[u])
     of = lowered.of
     (start, end), (_, previous), (late_start, late_end) = runs[0], runs[-2], runs[-1]
     makespan = float(end.max(initial=0.0))
