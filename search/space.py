@@ -141,8 +141,9 @@ class Space:
         legal = [False, True] if tp > 1 and self.seq_len % tp == 0 else [False]
         return [s for s in legal if self._keeps("sequence_parallel", "on" if s else "off")]
 
-    def cuts(self) -> list[str]:
-        return [c for c in CUTS if self._keeps("cuts", c)]
+    def cuts(self, stages: int) -> list[str]:
+        """Return the ways to cut layers into stages: one where there is nothing to cut."""
+        return [c for c in CUTS[: 1 if stages == 1 else None] if self._keeps("cuts", c)]
 
     def _keeps(self, axis: str, value: object) -> bool:
         return axis not in self.fix or str(value) in self.fix[axis]
@@ -161,7 +162,7 @@ class Space:
                 found["micro_batch"].add(b)
                 found["num_microbatches"].add(m)
         found["recompute"].update(self.recomputes())
-        found["cuts"].update(self.cuts())
+        found["cuts"].update(self.cuts(2))
         return {name: sorted(values, key=lambda v: (isinstance(v, str), v)) for name, values in found.items()}  # type: ignore[type-var]
 
 
@@ -207,7 +208,9 @@ def why_empty(space: Space) -> InfeasibleError:
         )
     fixed = ", ".join(f"{axis}={','.join(values)}" for axis, values in space.fix.items())
     names = sorted({name for pp, *_ in space.degrees() for name, _ in space.schedules(pp)})
-    return InfeasibleError(f"--fix {fixed} leaves no configuration (schedules at these degrees: {', '.join(names) or 'none'})")
+    return InfeasibleError(
+        f"--fix {fixed} leaves no configuration (schedules at these degrees: {', '.join(names) or 'none'})"
+    )
 
 
 def divisors(n: int) -> list[int]:

@@ -81,9 +81,7 @@ class StageCosts:
                 total[i] = total[i] + self._chunk(chunk, tp, ep, dp, b, sequence, recompute and i == 1)
         return total[0], total[1], total[2]
 
-    def _chunk(
-        self, chunk: Chunk, tp: int, ep: int, dp: int, b: int, sequence: bool, recompute: bool
-    ) -> PhaseSeconds:
+    def _chunk(self, chunk: Chunk, tp: int, ep: int, dp: int, b: int, sequence: bool, recompute: bool) -> PhaseSeconds:
         expert = ep if chunk.region is Region.EXPERT else 1
         kinds = [ShardKind.SEQUENCE if sequence else ShardKind.TENSOR] if tp > 1 else []
         kinds += [ShardKind.EXPERT] if expert > 1 else []
@@ -116,7 +114,17 @@ class StageCosts:
         return balanced_rows(self.model.layers, layout, pp, v, weights)
 
     def _stages(
-        self, layout: Layout, pp: int, v: int, cuts: str, tp: int, ep: int, dp: int, b: int, sequence: bool, recompute: bool
+        self,
+        layout: Layout,
+        pp: int,
+        v: int,
+        cuts: str,
+        tp: int,
+        ep: int,
+        dp: int,
+        b: int,
+        sequence: bool,
+        recompute: bool,
     ) -> tuple[tuple[int, ...], tuple[PhaseSeconds, ...]]:
         """Return layers per stage, and the costs of each stage."""
         embed, layer, head = self.pieces(tp, ep, dp, b, sequence, recompute)
@@ -162,6 +170,7 @@ def balanced_rows(layers: int, layout: Layout, pp: int, v: int, weights: Sequenc
     extra[0] += embed
     extra[-1] += head
     for _ in range(layers - stages):
+
         def after(s: int) -> tuple[float, float, int]:
             row_load = max(load[row] + share[s] * layer for row in rows[s])
             return row_load, counts[s] * layer + extra[s], s

@@ -1,0 +1,148 @@
+"""The main command: search, print, write the winner."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from piper_core.arch.presets import preset
+from piper_core.errors import ConfigError
+from piper_core.program.strategy import Header, Strategy, dump
+from profiler import console
+from profiler.spec import load_cluster
+from search.engine import Candidate, Problem, Result, search, to_data
+from search.space import Space, parse_fix
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from search.generators.base import Generator
+
+DEFAULT_OUT = Path("piper-search-out")
+DEFAULT_BUDGET_S = 12.0
+BEST = "best.strategy.yaml"
+
+
+def run_search(
+    *,
+    model: str,
+    gpus: int,
+    cluster: str = "p4de",
+    global_batch: int = 512,
+    seq_len: int = 4096,
+    fix: list[str],
+    top: int = 10,
+    json: bool = False,
+    out: Path | None = None,
+    seed: int = 0,
+    budget: float | None = None,
+) -> int:
+    """Search, print the best strategies, and write ``best.strategy.yaml``; return the exit status.
+
+    ``seed`` is recorded: branch and bound uses no chance.
+
+    Raises:
+        ConfigError, InfeasibleError: one line that says what is wrong or short.
+    """
+    architecture, hardware, fixed = preset(model), load_cluster(cluster), parse_fix(fix)
+    if seq_len > architecture.max_seq:
+        raise ConfigError(f"--seq-len {seq_len} is longer than {model} allows: at most {architecture.max_seq}")
+    space = Space(architecture, gpus, hardware.gpus_per_node, global_batch, seq_len, fixed)
+    space.check()
+    target = out or DEFAULT_OUT
+    _writable(target)
+    problem = Problem(architecture, hardware, gpus, global_batch, seq_len)
+    with _progress(hidden=json) as update:
+        result = search(problem, space, top=top, budget_s=budget or DEFAULT_BUDGET_S, progress=update)
+    file = target / BEST
+    dump(strategy_of(problem, result.best, cluster), file)
+    if json:
+        data = to_data(result, seed)
+        data["best"]["strategy_file"] = data["candidates"][0]["strategy_file"] = str(file)
+        data["candidates"] = data["candidates"][:top]
+        console.print_json(data)
+    else:
+        _print(problem, result, space, top, file)
+    return 0
+
+
+def strategy_of(problem: Problem, candidate: Candidate, cluster: str) -> Strategy:
+    """Return the strategy file of a candidate."""
+    from importlib.metadata import version
+
+    program, mesh, _ = problem.program(candidate.config)
+    score, config = candidate.score, candidate.config
+    predicted = {
+        "by": f"roofline and alpha-beta costs of {problem.cluster.name}; nothing was measured",
+        "step_time_s": round(score.step_time_s, 6),
+        "tokens_per_s_per_gpu": round(score.tokens_per_s_per_gpu, 1),
+        "mfu": round(score.mfu, 4),
+        "peak_memory_bytes": [round(size) for size in score.peak_memory_bytes],
+        "bubble_ratio": round(score.bubble_ratio, 4),
+    }
+    header = Header(
+        model=problem.architecture.name, cluster=cluster, mesh=mesh, gpus=problem.gpus,
+        global_batch=problem.global_batch, seq_len=problem.seq_len, micro_batch=config.micro_batch,
+        schedule=config.schedule, predicted=predicted, versions={"piper-search": version("piper-search")},
+    )  # fmt: skip
+    return Strategy(header, program)
+
+
+def _writable(folder: Path) -> None:
+    """Make the output folder.
+
+    Raises:
+        ConfigError: it cannot be made or written to.
+    """
+    import os
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {folder} cannot be made: {error.strerror}; name another folder") from None
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"--out {folder} is not writable; name another folder")
+
+
+@contextmanager
+def _progress(*, hidden: bool) -> Iterator[Callable[[Result, Generator], None] | None]:
+    """Show a bar on stderr while a search runs, where stderr is a terminal."""
+    if hidden or sys.stderr is None or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("searching"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("bounding the space", total=1.0)
+
+        def update(result: Result, generator: Generator) -> None:
+            best = f"best {result.best.score.step_time_s:.3f} s" if result.candidates else "nothing fits yet"
+            least = generator.bound()
+            known = result.candidates[-1].score.step_time_s if result.candidates else 0.0
+            done = min(1.0, least / known) if known else 0.0
+            text = f"{best}, {result.simulated} simulated of {result.size:,}, least bound left {least:.3f} s"
+            bar.update(task, completed=done, description=text)
+
+        yield update
+
+
+def _print(problem: Problem, result: Result, space: Space, top: int, file: Path) -> None:
+    from rich.console import Console
+
+    from search.report.table import candidates_table, headline, summary
+
+    screen: Any = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+    screen.print(
+        f"{problem.architecture.name} on {problem.gpus} GPUs of {problem.cluster.name}, global batch "
+        f"{problem.global_batch}, sequence {problem.seq_len}", soft_wrap=True,
+    )  # fmt: skip
+    screen.print(headline(result), soft_wrap=True, style="bold")
+    screen.print(candidates_table(result.candidates[:top], problem.cluster.device.memory_bytes))
+    for line in summary(result, space, top):
+        screen.print(line, soft_wrap=True)
+    screen.print(f"written: {file} (piper-search check {file})", soft_wrap=True)

@@ -1,0 +1,294 @@
+"""The search: propose, evaluate on all cores, keep the best, say how far from optimal it can be."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import ceil, inf
+from multiprocessing import get_context
+from typing import Any
+
+from piper_core.arch.closed_form import model_chunks
+from piper_core.arch.record import Architecture
+from piper_core.errors import DirectiveError, InfeasibleError, PlanError
+from piper_core.ir.dag import training_dag
+from piper_core.program.program import Program
+from piper_core.mesh import Mesh
+from piper_core.schedule.compile import Compiled, compile_program
+from profiler.spec import Cluster
+from search.bound import COMPUTE_BYTES, Bounds
+from search.candidate import Score
+from search.cost.roofline import RooflineCost
+from search.evaluate import evaluate
+from search.generators.base import Generator
+from search.generators.best_first import TIME, BestFirst
+from search.generators.recipe import program_of
+from search.space import Configuration, Space, why_empty
+from search.stage_costs import StageCosts
+
+BATCH = 8
+"""Configurations evaluated between two decisions, whatever the number of workers."""
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A configuration that was built, verified and simulated."""
+
+    config: Configuration
+    layers_per_stage: tuple[int, ...]
+    score: Score
+
+    @property
+    def key(self) -> tuple[float, Configuration]:
+        """Rank: step time, ties by the configuration itself."""
+        return self.score.step_time_s, self.config
+
+
+@dataclass(slots=True)
+class Result:
+    """What a search found. ``candidates`` fit, best first; ``close`` counts those too close to call. ``proof_gap`` is
+    how much quicker than the best, as a fraction, anything that was not evaluated could be under the same costs."""
+
+    candidates: list[Candidate] = field(default_factory=list)
+    size: int = 0
+    pruned: dict[str, int] = field(default_factory=dict)
+    simulated: int = 0
+    rejected: int = 0
+    too_big: int = 0
+    close: int = 0
+    proof_gap: float = inf
+    wall_s: float = 0.0
+    stopped: str = ""
+
+    @property
+    def best(self) -> Candidate:
+        return self.candidates[0]
+
+
+class Problem:
+    """A model on a cluster, with what every evaluation shares."""
+
+    def __init__(
+        self, architecture: Architecture, cluster: Cluster, gpus: int, global_batch: int, seq_len: int
+    ) -> None:
+        self.architecture, self.cluster = architecture, cluster
+        self.gpus, self.global_batch, self.seq_len = gpus, global_batch, seq_len
+        self.model = model_chunks(architecture, seq_len)
+        self.cost = RooflineCost(cluster)
+        self.costs = StageCosts(self.model, self.cost)
+        self.bounds = Bounds(self.costs, self.cost, cluster.device.context_bytes)
+        self.base = training_dag(self.model, global_batch=global_batch)
+
+    def bucket_mib(self, config: Configuration) -> int:
+        """Return the bucket size that holds about one layer on a rank."""
+        layer = self.bounds.numel(config.tp, config.ep)[1]
+        return max(1, ceil(layer.dense * COMPUTE_BYTES / MIB))
+
+    def program(self, config: Configuration) -> tuple[Program, Mesh, tuple[int, ...]]:
+        """Return the program of a configuration, its mesh, and its layers per stage."""
+        counts, _ = self.costs.of(config)
+        program, mesh = program_of(config, counts, self.bucket_mib(config))
+        return program, mesh, counts
+
+    def compile(self, config: Configuration) -> Compiled:
+        """Return the applied DAG and the verified plan of a configuration."""
+        program, mesh, _ = self.program(config)
+        return compile_program(program, self.base, mesh)
+
+    def score(self, config: Configuration) -> Score:
+        """Build, verify and simulate a configuration."""
+        return evaluate(
+            self.compile(config), self.cost, self.cluster.device, seq_len=self.seq_len, gpus=self.gpus,
+            global_batch=self.global_batch, architecture=self.architecture,
+        )  # fmt: skip
+
+
+def search(
+    problem: Problem,
+    space: Space,
+    *,
+    top: int = 10,
+    budget_s: float = 12.0,
+    workers: int | None = None,
+    progress: Callable[[Result, Generator], None] | None = None,
+) -> Result:
+    """Search the space for the ``top`` strategies with the least step time that fit in memory.
+
+    Ends when nothing left can be among them, after ``budget_s`` (between two batches), or at Ctrl-C, and returns
+    the best so far in each case.
+
+    Raises:
+        InfeasibleError: no configuration is legal, or none fits; the text says what is short by how much.
+    """
+    start = time.perf_counter()
+    space.check()
+    generator = BestFirst(space, problem.bounds, problem.cluster.device.memory_bytes)
+    if not generator.size:
+        raise why_empty(space)
+    result = Result(size=generator.size)
+    seen: dict[Configuration, Candidate] = {}
+    tightest: tuple[float, Candidate | None] = (inf, None)
+    with _evaluator(problem, workers) as run:
+        try:
+            while True:
+                threshold = result.candidates[top - 1].score.step_time_s if len(result.candidates) >= top else inf
+                batch = generator.ask(BATCH, threshold)
+                if not batch:
+                    result.stopped = "proved"
+                    break
+                for config, outcome in zip(batch, run(batch), strict=True):
+                    generator.tell(config, outcome.step_time_s if isinstance(outcome, Score) else None)
+                    if not isinstance(outcome, Score):
+                        result.rejected += 1
+                        result.pruned[outcome] = result.pruned.get(outcome, 0) + 1
+                        continue
+                    result.simulated += 1
+                    candidate = Candidate(config, problem.costs.of(config)[0], outcome)
+                    if outcome.fits == "yes":
+                        seen[config] = candidate
+                    else:
+                        result.close += outcome.fits == "close"
+                        result.too_big += outcome.fits == "no"
+                        tightest = min(tightest, (-outcome.margin_bytes, candidate), key=lambda pair: pair[0])
+                result.candidates = sorted(seen.values(), key=lambda candidate: candidate.key)
+                if progress is not None:
+                    result.wall_s = time.perf_counter() - start
+                    progress(result, generator)
+                if time.perf_counter() - start > budget_s:
+                    result.stopped = "budget"
+                    break
+        except KeyboardInterrupt:
+            result.stopped = "interrupted"
+    _finish(result, generator, start)
+    if not result.candidates:
+        if result.stopped == "interrupted":
+            raise InfeasibleError("interrupted before any configuration was evaluated")
+        raise _nothing_fits(problem, generator, tightest)
+    return result
+
+
+def _finish(result: Result, generator: BestFirst, start: float) -> None:
+    result.pruned |= {reason: n for reason, n in generator.pruned.items() if n}
+    if result.too_big:
+        result.pruned["memory: simulated"] = result.too_big
+    if result.close:
+        result.pruned["memory: too close to call"] = result.close
+    counted = sum(result.pruned.values()) + len(result.candidates)
+    if result.size > counted:
+        result.pruned[TIME if result.stopped == "proved" else "not reached"] = result.size - counted
+    if result.candidates:
+        best = result.best.score.step_time_s
+        result.proof_gap = max(0.0, (best - min(best, generator.bound())) / best)
+    result.wall_s = time.perf_counter() - start
+
+
+def _nothing_fits(
+    problem: Problem, generator: BestFirst, tightest: tuple[float, Candidate | None]
+) -> InfeasibleError:
+    """Say what is short by how much, on the configuration that comes nearest to fitting."""
+    capacity = problem.cluster.device.memory_bytes
+    need, config = generator.nearest
+    cause = "by its floor"
+    if tightest[1] is not None:
+        score = tightest[1].score
+        row = max(range(len(score.memory)), key=lambda r: score.peak_memory_bytes[r])
+        need, config = score.peak_memory_bytes[row], tightest[1].config
+        parts = sorted(score.memory[row].items(), key=lambda item: -item[1])[:3]
+        cause = f"on row {row}: " + ", ".join(f"{name} {size / 2**30:.1f}" for name, size in parts)
+    elif config is not None and config.cuts:
+        static = max(problem.bounds.static_bytes(config))
+        cause = f"at least: parameters, gradients and optimizer {static / 2**30:.1f}"
+    short = need - capacity
+    what = f"is {short / 2**30:.1f} GiB short" if short > 0 else "is too close to call"
+    return InfeasibleError(
+        f"no configuration of {generator.size:,} fits {capacity / 2**30:.1f} GiB a GPU; the nearest ({config}) {what}: it needs "
+        f"{need / 2**30:.1f} GiB ({cause}); use more GPUs, a larger GPU, a shorter sequence, or free what --fix holds"
+    )
+
+
+_PROBLEM: Problem | None = None
+
+
+def _score(config: Configuration) -> Score | str:
+    """Evaluate in a worker; a configuration that does not apply or run comes back as its reason."""
+    assert _PROBLEM is not None
+    try:
+        return _PROBLEM.score(config)
+    except (DirectiveError, PlanError, InfeasibleError) as error:
+        return f"rejected: {error}"
+
+
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextmanager
+def _evaluator(
+    problem: Problem, workers: int | None
+) -> Iterator[Callable[[Sequence[Configuration]], list[Score | str]]]:
+    """Yield a function that scores a batch in order, on ``workers`` forked processes (in this one where that is 1)."""
+    global _PROBLEM
+    _PROBLEM = problem
+    count = workers or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else workers or 1
+    if count <= 1:
+        yield lambda batch: [_score(config) for config in batch]
+        return
+    pool = ProcessPoolExecutor(count, mp_context=get_context("fork"), initializer=_ignore_interrupts)
+    try:
+        yield lambda batch: list(pool.map(_score, batch))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def to_data(result: Result, seed: int) -> dict[str, Any]:
+    """Return the JSON form of a result."""
+    rows = [candidate_data(candidate, i) for i, candidate in enumerate(result.candidates)]
+    return {
+        "best": rows[0],
+        "candidates": rows,
+        "pareto": [rows[i]["id"] for i in pareto(result.candidates)],
+        "space": {"size": result.size, "pruned": result.pruned, "simulated": result.simulated},
+        "proof_gap": result.proof_gap,
+        "stopped": result.stopped,
+        "wall_s": result.wall_s,
+        "seed": seed,
+    }
+
+
+def candidate_data(candidate: Candidate, rank: int) -> dict[str, Any]:
+    """Return the JSON form of one candidate."""
+    config = candidate.config
+    return {
+        "id": rank,
+        "degrees": {
+            "pp": config.pp, "tp": config.tp, "dp": config.dp, "ep": config.ep, "cp": 1,
+            "virtual_stages": config.virtual_stages,
+        },
+        "zero_stage": config.zero,
+        "schedule": config.schedule,
+        "micro_batch": config.micro_batch,
+        "num_microbatches": config.num_microbatches,
+        "recompute": config.recompute,
+        "sequence_parallel": config.sequence_parallel,
+        "layers_per_stage": list(candidate.layers_per_stage),
+        "predicted": candidate.score.to_data(),
+        "measured": None,
+        "strategy_file": None,
+    }  # fmt: skip
+
+
+def pareto(candidates: Sequence[Candidate]) -> list[int]:
+    """Return the indices of candidates that no other beats in both step time and memory, quickest first."""
+    front: list[int] = []
+    least = inf
+    for i, candidate in enumerate(candidates):
+        if candidate.score.worst_row_bytes < least:
+            front.append(i)
+            least = candidate.score.worst_row_bytes
+    return front

@@ -1,0 +1,30 @@
+"""The seam between the engine and what proposes configurations."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from search.space import Configuration
+
+
+class Generator(Protocol):
+    """Proposes configurations in batches and hears how they did.
+
+    Batches do not depend on how many workers evaluate them, so the same seed gives the same search.
+    """
+
+    name: str
+    pruned: dict[str, int]
+    """Configurations that were never built, by reason."""
+
+    def ask(self, n: int, threshold_s: float) -> list[Configuration]:
+        """Return up to ``n`` configurations that may take less than ``threshold_s``; none when there are no more."""
+        ...
+
+    def tell(self, config: Configuration, step_time_s: float | None) -> None:
+        """Hear the step time of a configuration that was asked for, None where it cannot run."""
+        ...
+
+    def bound(self) -> float:
+        """Return a step time that no configuration left can beat (infinity when none is left)."""
+        ...

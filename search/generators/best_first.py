@@ -1,0 +1,123 @@
+"""Best-first branch and bound over the whole space."""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from itertools import product
+from math import inf
+
+from piper_core.schedule.families import FAMILIES, get_family
+from search.bound import Bounds
+from search.space import Configuration, Space
+
+_PARTIAL, _WHOLE, _REPLAYED = range(3)
+
+STATE, ACTIVATIONS, ORDER, TIME = (
+    "memory: state alone", "memory: state and activations", "memory: along the order", "time bound",
+)  # fmt: skip
+
+
+class BestFirst:
+    """Expands the assignment with the least bound first: degrees, microbatch, recompute and sequence parallelism,
+    then schedule, cuts and ZeRO stage, then the order that the family emits.
+
+    A node whose least memory exceeds ``capacity_bytes`` is dropped with all its leaves, which are counted by
+    multiplication and never listed. Every node's bound is at most that of its leaves, so that what is taken off the
+    heap last bounds all that is left.
+    """
+
+    name = "branch and bound"
+
+    def __init__(self, space: Space, bounds: Bounds, capacity_bytes: float) -> None:
+        self.space, self.bounds, self.capacity = space, bounds, capacity_bytes
+        self.size = 0
+        self.pruned: dict[str, int] = dict.fromkeys((STATE, ACTIVATIONS, ORDER), 0)
+        self.partials = self.bounded = self.asked = 0
+        self.nearest: tuple[float, Configuration | None] = (inf, None)
+        self._heap: list[tuple[float, int, Configuration]] = []
+        self._open: dict[Configuration, float] = {}
+        self._start()
+
+    def _start(self) -> None:
+        for pp, tp, dp, ep in self.space.degrees():
+            schedules = list(self.space.schedules(pp))
+            for (b, m), recompute, sequence in product(
+                self.space.batches(dp), self.space.recomputes(), self.space.sequence(tp)
+            ):
+                legal = [(name, v) for name, v in schedules if m in FAMILIES[name].microbatches(pp, v)]
+                leaves = sum(
+                    len(self.space.zeros(dp, name)) * len(self.space.cuts(self._stages(name, pp, v))) for name, v in legal
+                )
+                if not leaves:
+                    continue
+                self.size += leaves
+                self.partials += 1
+                part = Configuration(pp, tp, dp, ep, legal[0][0], legal[0][1], 0, b, m, recompute, sequence, "")
+                seconds, size = self.bounds.partial(part)
+                if size > self.capacity:
+                    self.pruned[STATE] += leaves
+                    self._near(size, part)
+                else:
+                    self._heap.append((seconds, _PARTIAL, part))
+        heapify(self._heap)
+
+    @staticmethod
+    def _stages(schedule: str, pp: int, v: int) -> int:
+        return Configuration(pp, 1, 1, 1, schedule, v, 0, 1, 1, "none", False, "").stages
+
+    def _expand(self, part: Configuration) -> None:
+        """Replace a partial assignment by its leaves, bounded."""
+        for name, v in self.space.schedules(part.pp):
+            if part.num_microbatches not in FAMILIES[name].microbatches(part.pp, v):
+                continue
+            cuts = self.space.cuts(self._stages(name, part.pp, v))
+            for cut, zero in product(cuts, self.space.zeros(part.dp, name)):
+                config = Configuration(
+                    part.pp, part.tp, part.dp, part.ep, name, v, zero, part.micro_batch, part.num_microbatches,
+                    part.recompute, part.sequence_parallel, cut,
+                )  # fmt: skip
+                self.bounded += 1
+                need = self.bounds.memory_floor(config)
+                if need > self.capacity:
+                    state = max(self.bounds.static_bytes(config)) + self.bounds.context_bytes
+                    self.pruned[STATE if state > self.capacity else ACTIVATIONS] += 1
+                    self._near(need, config)
+                else:
+                    heappush(self._heap, (self.bounds.time_bound(config), _WHOLE, config))
+
+    def _replay(self, config: Configuration) -> None:
+        grid = get_family(config.schedule).grid(config.pp, config.num_microbatches, config.virtual_stages)
+        need = self.bounds.memory_of_order(config, grid)
+        if need > self.capacity:
+            self.pruned[ORDER] += 1
+            self._near(need, config)
+        else:
+            heappush(self._heap, (self.bounds.replay(config, grid), _REPLAYED, config))
+
+    def _near(self, need: float, config: Configuration) -> None:
+        """Remember the configuration that comes nearest to fitting, for the day when none fits."""
+        if need < self.nearest[0]:
+            self.nearest = (need, config)
+
+    def ask(self, n: int, threshold_s: float) -> list[Configuration]:
+        """Return up to ``n`` configurations that may take less than ``threshold_s``."""
+        batch: list[Configuration] = []
+        while self._heap and len(batch) < n and self._heap[0][0] < threshold_s:
+            bound, level, config = heappop(self._heap)
+            if level == _PARTIAL:
+                self._expand(config)
+            elif level == _WHOLE:
+                self._replay(config)
+            else:
+                batch.append(config)
+                self._open[config] = bound
+        self.asked += len(batch)
+        return batch
+
+    def tell(self, config: Configuration, step_time_s: float | None) -> None:
+        """Hear of a configuration; its bound no longer counts."""
+        self._open.pop(config, None)
+
+    def bound(self) -> float:
+        """Return a step time that nothing left can beat."""
+        return min(self._heap[0][0] if self._heap else inf, min(self._open.values(), default=inf))
