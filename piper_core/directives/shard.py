@@ -21,11 +21,11 @@ from piper_core.directives.read import (
     write_devices,
 )
 from piper_core.errors import DirectiveError
-from piper_core.ir.dag import Dag, Ints, Mask, Nodes
-from piper_core.ir.edit import attached, splice, update_states, whole_chunks
+from piper_core.ir.dag import Dag, Edges, Ints, Mask, Nodes
+from piper_core.ir.edit import append, attached, compute_table, splice, update_states, whole_chunks
 from piper_core.ir.filter import Filter
 from piper_core.ir.shard_state import Groups, Ranks, ShardState
-from piper_core.names import NodeKind, Phase, Region, ShardKind
+from piper_core.names import NodeKind, Phase, Region, Role, ShardKind
 
 if TYPE_CHECKING:
     from piper_core.mesh import Mesh
@@ -282,4 +282,17 @@ def _exchange(dag: Dag, kind: ShardKind, phase: Phase, chosen: Any, stream: Ints
                 policy=0,
             )
             dag = splice(dag, anchors, made, before=exchange.before)
+            if exchange.before and phase is not Phase.F:
+                dag = _after_forward(dag, len(made))
     return dag
+
+
+def _after_forward(dag: Dag, count: int) -> Dag:
+    """Give the last ``count`` nodes, collectives before a backward, their forward as a predecessor where they have none:
+    what they gather again was saved then (the head's backward starts the chain of gradients)."""
+    fresh = len(dag) - count + np.arange(count)
+    fed = np.zeros(len(dag), np.bool_)
+    fed[dag.edges.dst] = True
+    lone = fresh[~fed[fresh]]
+    forward = compute_table(dag)[Phase.F, dag.nodes.chunk[lone], np.maximum(dag.nodes.microbatch[lone], 0)]
+    return append(dag, None, Edges.make(forward, lone, Role.SAVED))

@@ -23,7 +23,7 @@ class Rule:
     """One way to say how urgent a task is, and how a row decides.
 
     Urgency is when the task could run at best, plus ``drift`` periods for each microbatch before it (in rounds
-    of ``rounds`` microbatches that follow each other by one task, a remainder in the last round), less ``acquire_first`` periods for what
+    of ``rounds`` microbatches that follow each other by one task), less ``acquire_first`` periods for what
     acquires memory and ``filler_first`` for fillers. ``eager`` and ``patience``: see :func:`decode`.
     """
 
@@ -42,11 +42,9 @@ class Rule:
         """Return the urgency of each task, seconds."""
         problem, size, period = network.problem, self.rounds, period_s(network)
         pace = min((s for s in problem.seconds if s > 0.0), default=0.0)
-        last = max(1, len(network.turn) // size) - 1
-        after = {}
-        for mb, turn in network.turn.items():
-            begun = min(turn // size, last) * size
-            after[mb] = begun * period * self.drift + (turn - begun) * pace
+        after = {
+            mb: (turn - turn % size) * period * self.drift + turn % size * pace for mb, turn in network.turn.items()
+        }
         less = 0.0, self.filler_first * period, self.acquire_first * period
         return [
             head + after[mb] - less[min(kind, 2)]
@@ -59,7 +57,8 @@ def rules(network: Network) -> Iterator[Rule]:
     yield Rule(0.5)
     yield Rule(0.4, 0.5, 0.5, eager=True)
     if any(network.nested):
-        rounds = network.problem.rows
+        count, rows = len(network.turn), network.problem.rows
+        rounds = -(-count // max(1, count // rows))  # as even as can be, none shorter than the pipeline
         yield Rule(0.34, rounds=rounds)
         for drift, first in ((0.6, 1.0), (0.5, 0.25), (0.4, 0.0), (0.34, -1.0)):
             yield Rule(drift, first, rounds=rounds, patience=3.0)
