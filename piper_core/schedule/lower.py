@@ -107,8 +107,26 @@ class _Lowering:
         edges = self.dag.edges
         a, b = self.unit[edges.src], self.unit[edges.dst]
         keep = (a != b) & (edges.role != Role.MESSAGE)
-        key = np.unique(a[keep].astype(np.int64) * self.count + b[keep])
+        kept = self._kept()
+        a, b = np.concatenate([a[keep], kept[0]]), np.concatenate([b[keep], kept[1]])
+        key = np.unique(a.astype(np.int64) * self.count + b)
         self.src, self.dst = (key // self.count).astype(np.int32), (key % self.count).astype(np.int32)
+
+    def _kept(self) -> tuple[Ints, Ints]:
+        """Return (unit, unit) edges from the whole of F to collectives of an opened R, and of BI to those of a BW.
+
+        A plan says of macro actions, not of their pieces, which one keeps what another uses.
+        """
+        nodes, found = self.dag.nodes, self.found
+        apart = np.zeros(self.count, np.bool_)
+        apart[: self.compute_units] = ~self.opened.is_compute
+        inner = np.flatnonzero(apart[self.unit] & np.isin(nodes.phase, (Phase.R, Phase.BW)))
+        find = found.find() if len(inner) else {}
+        before = [
+            find[int(nodes.stage[n]), int(Phase.F if nodes.phase[n] == Phase.R else Phase.BI), int(nodes.microbatch[n])]
+            for n in inner.tolist()
+        ]
+        return self.unit[found.last[before]] if before else inner, self.unit[inner]
 
     def plan(self, derived: tuple[int, ...]) -> Plan:
         """Return the plan."""
@@ -146,7 +164,7 @@ class _Lowering:
         frees = (
             np.full(len(free_unit), CODE[ActionKind.FREE]),
             nodes.stage[self.node[free_of]],
-            np.full(len(free_unit), -1),
+            nodes.microbatch[self.node[free_of]],
             nodes.bucket[self.node[free_of]],
             np.full(len(free_unit), -1),
             np.full(len(free_unit), -1),

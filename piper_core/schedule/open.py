@@ -73,7 +73,7 @@ def opening(dag: Dag, found: Macros, position: Ints) -> Opening:
         m = edges_of.get((stage, backward), -1)
         if m >= 0:
             opened[m] = table
-    overlapped = _overlapped(dag, found)
+    overlapped = _overlapped(dag, found, position)
     if not opened and not overlapped:
         of = found.of.copy()
         spans = _whole_spans(dag, found)
@@ -131,8 +131,11 @@ def _edge_macros(found: Macros, position: Ints) -> dict[tuple[int, bool], int]:
     return edge
 
 
-def _overlapped(dag: Dag, found: Macros) -> list[tuple[int, ...]]:
-    """Return the overlap groups, as macros, in which some member communicates inside."""
+def _overlapped(dag: Dag, found: Macros, position: Ints) -> list[tuple[int, ...]]:
+    """Return the overlap groups, as macros, in which some member communicates inside.
+
+    A group whose members do not follow one another (an order that the list scheduler completed) is left out.
+    """
     if not dag.overlaps:
         return []
     nodes = dag.nodes
@@ -141,7 +144,9 @@ def _overlapped(dag: Dag, found: Macros) -> list[tuple[int, ...]]:
     talks[found.of[inner]] = True
     find = found.find()
     groups = [tuple(find[key] for key in group if key in find) for group in dag.overlaps]
-    return [group for group in groups if len(group) > 1 and talks[list(group)].any()]
+    found_groups = [group for group in groups if len(group) > 1 and talks[list(group)].any()]
+    return [group for group in found_groups if len({*found.group[list(group)].tolist()}) == 1
+            and int(np.ptp(position[list(group)])) == len(group) - 1]  # fmt: skip
 
 
 def _whole_spans(dag: Dag, found: Macros) -> dict[tuple[int, Phase, int], frozenset[int]]:

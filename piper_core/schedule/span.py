@@ -14,9 +14,7 @@ from piper_core.schedule.grid import Grid
 Seconds = Callable[[int, Phase], float] | Mapping[Phase, float] | Mapping[tuple[int, Phase], float]
 """Duration of one action: a function of (stage, phase), or a mapping by phase or by (stage, phase)."""
 
-_KINDS = (
-    5  # phases that compute; an operation is numbered (stage * microbatches + microbatch) * _KINDS + phase
-)
+_KINDS = 5  # phases that compute; an operation is numbered (stage * microbatches + microbatch) * _KINDS + phase
 _F, _B, _BI, _BW, _R = int(Phase.F), int(Phase.B), int(Phase.BI), int(Phase.BW), int(Phase.R)
 _CODE = {kind: int(phase) for kind, phase in PHASE_OF_KIND.items()}
 
@@ -71,9 +69,7 @@ class Span:
         }
 
 
-def evaluate(
-    grid: Grid, seconds: Seconds, *, p2p_s: float = 0.0, weight: float | Mapping[int, float] = 1.0
-) -> Span:
+def evaluate(grid: Grid, seconds: Seconds, *, p2p_s: float = 0.0, weight: float | Mapping[int, float] = 1.0) -> Span:
     """Run every row as early as its order and the data dependencies allow.
 
     F(s, m) follows F(s-1, m); B or BI (s, m) follows B or BI (s+1, m), F(s, m) and R(s, m) if there is one;
@@ -165,9 +161,7 @@ def evaluate(
 
     if any(i < len(slots) for i, slots in zip(cursor, rows, strict=True)):
         raise _deadlock(grid, cursor, blocked_on, row_of, n_microbatches)
-    busy = tuple(
-        sum(duration[op // stride * _KINDS + op % _KINDS] for slot in slots for op in slot) for slots in rows
-    )
+    busy = tuple(sum(duration[op // stride * _KINDS + op % _KINDS] for slot in slots for op in slot) for slots in rows)
     peaks, weighed = _peaks(rows, stride, n_stages, weight)
     return Span(tuple(map(tuple, starts)), tuple(map(tuple, ends)), busy, peaks, weighed)
 
@@ -200,9 +194,7 @@ def _number(grid: Grid, n_stages: int, n_microbatches: int) -> tuple[list[list[t
     for r, row in enumerate(grid.rows):
         slots: list[tuple[int, ...]] = []
         for slot in row:
-            ops = tuple(
-                [(a.stage * n_microbatches + cast(int, a.microbatch)) * _KINDS + code[a.kind] for a in slot]
-            )
+            ops = tuple([(a.stage * n_microbatches + cast(int, a.microbatch)) * _KINDS + code[a.kind] for a in slot])
             for op in ops:
                 if row_of[op] >= 0:
                     raise PlanError("duplicate", f"{_name(op, n_microbatches)} is there twice")
@@ -288,8 +280,7 @@ def _deadlock(grid: Grid, cursor: list[int], blocked_on: list[int], row_of: list
         row = row_of[blocked_on[row]]
     cycle = seen[seen.index(row) :]
     waits = ", ".join(
-        f"row {r} waits at {format_slots((grid.rows[r][cursor[r]],))} for {_name(blocked_on[r], m)}"
-        for r in cycle[:4]
+        f"row {r} waits at {format_slots((grid.rows[r][cursor[r]],))} for {_name(blocked_on[r], m)}" for r in cycle[:4]
     )
     lines = []
     for r in sorted(cycle)[:10]:

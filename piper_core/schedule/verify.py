@@ -149,12 +149,13 @@ def _deadlock(table: PlanTable, partner: list[int]) -> list[int]:
 
 
 def _buffers(table: PlanTable) -> None:
-    """A gathered bucket is used after its gather and before its free, in the order of its gathers."""
-    turn: dict[tuple[int, int], dict[tuple[bool, int], int]] = {}
+    """A gathered bucket is used after its gather and before its free. A free gives back the oldest that its row has
+    gathered for its microbatch: that of the forward, then that of the backward."""
+    turn: dict[tuple[int, int, int], dict[bool, int]] = {}
     for i, kind in enumerate(table.kind):
         if GATHERS.get(kind) is not None:
-            order = turn.setdefault((table.row[i], table.bucket[i]), {})
-            order[GATHERS[kind] is True, table.microbatch[i]] = len(order)
+            order = turn.setdefault((table.row[i], table.bucket[i], table.microbatch[i]), {})
+            order[GATHERS[kind] is True] = len(order)
     if not turn and FREE not in table.kind:
         return
     users: list[dict[tuple[int, int], list[int]]] = [{} for _ in table.plan.inputs]
@@ -163,31 +164,36 @@ def _buffers(table: PlanTable) -> None:
             for kinds, labels in (((F,), use.forward), ((B, BI), use.backward), ((R,), use.again)):
                 for kind, label in product(kinds, labels):
                     users[use.stage].setdefault((kind, label), []).append(b)
+    freed = defaultdict[tuple[int, int, int], int](int)
     for s, stream in enumerate(table.plan.streams):
         if stream.kind is StreamKind.COMPUTE:
-            _frees(table, s, turn, users)
+            for i in range(table.start[s], table.start[s + 1]):
+                _use(table, i, turn, users[table.stage[i]], freed)
+    for (row, b, microbatch), order in turn.items():
+        if freed[row, b, microbatch] != len(order):
+            what = (f"row {row} gathers bucket {b} {len(order)} times for microbatch {microbatch} and frees it "
+                    f"{freed[row, b, microbatch]} times")  # fmt: skip
+            raise table.error("leak", what, [table.gather[row, next(iter(order)), b, microbatch]])
 
 
-def _frees(
+def _use(
     table: PlanTable,
-    s: int,
-    turn: dict[tuple[int, int], dict[tuple[bool, int], int]],
-    users: list[dict[tuple[int, int], list[int]]],
+    i: int,
+    turn: dict[tuple[int, int, int], dict[bool, int]],
+    users: dict[tuple[int, int], list[int]],
+    freed: dict[tuple[int, int, int], int],
 ) -> None:
-    row, freed = table.plan.streams[s].row, defaultdict[int, int](int)
-    for i in range(table.start[s], table.start[s + 1]):
-        kind, bucket = table.kind[i], table.bucket[i]
-        if kind == FREE:
-            freed[bucket] += 1
-            if freed[bucket] > len(turn.get((row, bucket), ())):
-                what = f"row {row} frees bucket {bucket} more often than it gathers it"
+    """Follow one action of a compute stream: it frees a bucket, or uses some."""
+    kind, row, microbatch = table.kind[i], table.row[i], table.microbatch[i]
+    if kind == FREE:
+        at = row, table.bucket[i], microbatch
+        freed[at] += 1
+        if freed[at] > len(turn.get(at, ())):
+            what = f"row {row} frees bucket {at[1]} of microbatch {microbatch} more often than it gathers it"
+            raise table.error("use_after_free", what, [i])
+    elif kind in COMPUTE:
+        for b in users.get((kind, table.label[i]), ()):
+            at = row, b, microbatch
+            if turn.get(at, {}).get(kind == F, -1) < freed[at]:
+                what = f"{table.name(i)} on row {row} uses bucket {b} after it was freed"
                 raise table.error("use_after_free", what, [i])
-        elif kind in COMPUTE:
-            for b in users[table.stage[i]].get((kind, table.label[i]), ()):
-                order = turn.get((row, b), {})
-                if order.get((kind == F, table.microbatch[i]), -1) < freed[b]:
-                    what = f"{table.name(i)} on row {row} uses bucket {b} after it was freed"
-                    raise table.error("use_after_free", what, [i])
-    for (r, b), order in turn.items():
-        if r == row and freed[b] != len(order):
-            raise table.error("leak", f"row {row} gathers bucket {b} {len(order)} times and frees it {freed[b]} times")

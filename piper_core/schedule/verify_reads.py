@@ -103,14 +103,15 @@ class Reads:
             self.row_reduces.setdefault(row, []).extend(ties)
             self.stage_reduces.setdefault((row, self.plan.buckets[b].stage), []).extend(ties)
         self.piece: dict[int, tuple[tuple[int, int, int, int], int]] = {}
+        self.members: dict[tuple[int, int, int, int], list[int]] = {}
         for key, variant in table.variant.items():
             for position, i in enumerate(self._members(key, variant)):
                 self.piece[i] = key, position
-        self.turn: dict[tuple[int, int], list[int]] = {}
-        for (row, when, b, _), i in table.gather.items():
+        self.turn: dict[tuple[int, int, int], list[int]] = {}
+        for (row, when, b, microbatch), i in table.gather.items():
             if when is not None:
-                self.turn.setdefault((row, b), []).append(i)
-        self.freed: dict[tuple[int, int], int] = {}
+                self.turn.setdefault((row, b, microbatch), []).append(i)
+        self.freed: dict[tuple[int, int, int], int] = {}
 
     def of(self, i: int) -> list[int]:
         """Return the actions that action i reads from.
@@ -142,7 +143,7 @@ class Reads:
         if kind == NORM:
             return self._weights(row) + self.row_reduces.get(row, [])
         if kind == FREE:
-            at = row, table.bucket[i]
+            at = row, table.bucket[i], microbatch
             self.freed[at] = self.freed.get(at, 0) + 1
             return self.turn.get(at, [])[self.freed[at] - 1 : self.freed[at]]
         return []
@@ -210,14 +211,16 @@ class Reads:
         return need
 
     def _members(self, key: tuple[int, int, int, int], variant: tuple[Part, ...]) -> list[int]:
-        """Return the actions of an opened macro, in the order of its cut."""
-        table = self.table
-        computes = iter(table.at[key])
-        row = table.row[table.at[key][0]]
-        return [
-            table.inner[row, key[1], part.label, key[3]] if part.inner else next(computes)
-            for part in variant
-        ]  # fmt: skip
+        """Return the actions of an opened macro, in the order of its cut (kept)."""
+        if key not in self.members:
+            table = self.table
+            computes = iter(table.at[key])
+            row = table.row[table.at[key][0]]
+            self.members[key] = [
+                table.inner[row, key[1], part.label, key[3]] if part.inner else next(computes)
+                for part in variant
+            ]  # fmt: skip
+        return self.members[key]
 
     def _last(self, i: int, stage: int, kinds: tuple[int, ...], microbatch: int) -> list[int]:
         """Return the last piece of (stage, one of kinds, microbatch) when it is on the row of action i."""
