@@ -60,7 +60,7 @@ def rules(network: Network) -> Iterator[Rule]:
         count, rows = len(network.turn), network.problem.rows
         rounds = -(-count // max(1, count // rows))  # as even as can be, none shorter than the pipeline
         yield Rule(0.34, rounds=rounds)
-        for drift, first in ((0.6, 1.0), (0.5, 0.25), (0.4, 0.0), (0.34, -1.0)):
+        for drift, first in ((0.6, 1.0), (0.5, 0.25), (0.4, 0.0), (0.34, -1.0), (0.4, -1.0)):
             yield Rule(drift, first, rounds=rounds, patience=3.0)
     for patience, drift in product((0.0, 0.5, 1.0), (0.4, 0.5, 0.75, 1.0, 0.25)):
         yield Rule(drift, patience=patience)
