@@ -33,7 +33,7 @@ def compute_order(dag: Dag, found: Macros, costs: Costs, row_of_group: Ints) -> 
         done, stuck = topological(k, a[keep], b[keep])
         if stuck:
             raise DirectiveError("cyclic order between the actions of a row")
-        return _positions(done, row), ()
+        return _as_listed(dag, found, _positions(done, row)), ()
     src, dst, message = _macro_edges(dag, found)
     done, stuck = topological(k, src, dst)
     if stuck:
@@ -45,7 +45,7 @@ def compute_order(dag: Dag, found: Macros, costs: Costs, row_of_group: Ints) -> 
     direct = set(zip(src[~message].tolist(), dst[~message].tolist(), strict=True))
     partial = _partial_rows(done, row.tolist(), direct)
     if not partial:
-        return position, ()
+        return _as_listed(dag, found, position), ()
     return _complete(dag, found, costs, row, src, dst, message), tuple(sorted(partial))
 
 
@@ -77,6 +77,18 @@ def _positions(order: list[int], row: Ints) -> Ints:
     starts = np.searchsorted(row[by_row], row[by_row])
     position = np.empty(len(row), np.int32)
     position[by_row] = np.arange(len(row)) - starts
+    return position
+
+
+def _as_listed(dag: Dag, found: Macros, position: Ints) -> Ints:
+    """Return the positions with members of an overlap group, which stand side by side, in the order they were named."""
+    if dag.overlaps:
+        find = found.find()
+        for group in dag.overlaps:
+            members = [find[key] for key in group if key in find]
+            places = sorted(position[members].tolist())
+            if places == list(range(places[0], places[0] + len(places))):
+                position[members] = places
     return position
 
 

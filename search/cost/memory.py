@@ -323,9 +323,11 @@ class _Usage:
         if len(gather):
             action = self.unit[gather]
             freed = np.flatnonzero(plan.kind == CODE[ActionKind.FREE])
-            # a row frees a bucket as often as it gathers it, in the same order
-            by = action[np.lexsort((action, plan.bucket[action], self.row[action]))]
-            free = freed[np.lexsort((freed, plan.bucket[freed], self.row[freed]))].astype(np.int64)
+            # a row frees a bucket as often as it gathers it, for each microbatch in the same order
+            by = action[np.lexsort((action, plan.microbatch[action], plan.bucket[action], self.row[action]))]
+            free = freed[np.lexsort((freed, plan.microbatch[freed], plan.bucket[freed], self.row[freed]))].astype(
+                np.int64
+            )
             size = np.zeros(len(plan))
             size[action] = self.bytes[gather]
             start = self.when(self.row[by], self.simulation.start_s[by], end=False)

@@ -121,7 +121,7 @@ class Machine:
                 due += [(b, -1)] if mbs and use.reduction is Reduction.STEP else []
             done = sorted((self.bucket[i], self.mb[i]) for i in self.find(row, *REDUCE) if not self.tie(i))
             self.demand(done == due, -1, f"reductions of row {row}")
-            gathers = [(self.kind[i], self.bucket[i], self.mb[i]) for i in self.find(row, *GATHER)]
+            gathers = [(self.kind[i], self.bucket[i], self.mb[i]) for i in self.find(row, K.ALL_GATHER, *GATHER)]
             self.demand(len(set(gathers)) == len(gathers), -1, f"a bucket of row {row} is gathered twice for one use")
 
     def tie(self, i: int) -> bool:
@@ -236,8 +236,10 @@ class Machine:
             norm = self.find(row, K.NORM) if self.plan.sync is Sync.GLOBAL_NORM else []
             return [p for p in weights if self.stage[p] == stage] + sums + norm
         if kind is K.FREE:
-            self.demand(self.held[row, bucket], i, "frees what is not gathered")
-            return [self.held[row, bucket].pop(0)[2]]
+            held = [buffer for buffer in self.held[row, bucket] if buffer[1] == mb]
+            self.demand(held, i, "frees what is not gathered")
+            self.held[row, bucket].remove(held[0])
+            return [held[0][2]]
         return []
 
     def parameters(self, i: int, way: str) -> list[int]:
@@ -248,7 +250,7 @@ class Machine:
             if use.stage != self.stage[i] or label not in labels:
                 continue
             held = [g for w, mb, g in self.held[row, b] if (w, mb) == (way, self.mb[i])]
-            found = held if use.each_use else self.find(row, K.ALL_GATHER, bucket=b) if kind is K.F else [i - 1]
+            found = held if use.each_use else self.find(row, K.ALL_GATHER, bucket=b, mb=-1) if kind is K.F else [i - 1]
             self.demand(found, i, f"bucket {b} is not gathered, or was freed")
             need += found if use.each_use or kind is K.F else []
         return need
