@@ -7,12 +7,13 @@ found so far cannot win.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import accumulate
 
 from piper_core.arch.chunk import Chunk, Saved
-from piper_core.ir.action import ActionKind
+from piper_core.ir.action import ActionKind, Slot
 from piper_core.names import Collective, Phase
 from piper_core.schedule.families import FAMILIES, get_family
 from piper_core.schedule.grid import Grid, Layout, rows_of_stage
@@ -152,15 +153,7 @@ class Bounds:
         saved = self.shape(config).saved
         worst = 0.0
         for static, slots in zip(self.static_bytes(config), grid.rows, strict=True):
-            now = peak = 0.0
-            for slot in slots:
-                for action in slot:
-                    if action.kind is ActionKind.F:
-                        now += saved[action.stage]
-                        peak = max(peak, now)
-                    elif action.kind is not ActionKind.BW:
-                        now -= saved[action.stage]
-            worst = max(worst, peak + static)
+            worst = max(worst, static + _peak(slots, saved))
         return worst + self.context_bytes
 
     # time ----------------------------------------------------------------------------------------------------------
@@ -290,7 +283,7 @@ def _backward(piece: PhaseSeconds, split: bool, exchange: bool) -> float:
     return piece.backward(exchange=exchange)
 
 
-@lru_cache(maxsize=None)
+@cache
 def stages_of_row(layout: Layout, pp: int, v: int) -> tuple[tuple[int, ...], ...]:
     """Return the stages that each row holds."""
     held: list[list[int]] = [[] for _ in range(pp)]
@@ -300,7 +293,7 @@ def stages_of_row(layout: Layout, pp: int, v: int) -> tuple[tuple[int, ...], ...
     return tuple(map(tuple, held))
 
 
-@lru_cache(maxsize=None)
+@cache
 def alive_chunks(schedule: str, pp: int, m: int, v: int) -> tuple[int, ...]:
     """Return how many (stage, microbatch) each row keeps alive at least at its fullest, between F and B or BI.
 
@@ -311,17 +304,19 @@ def alive_chunks(schedule: str, pp: int, m: int, v: int) -> tuple[int, ...]:
     family = get_family(schedule)
     legal = family.microbatches(pp, v)
     shorter = m if m <= 4 * pp or 4 * pp not in legal else 4 * pp
-    peaks = []
-    for row in family.grid(pp, shorter, v).rows:
-        now = peak = 0
-        for slot in row:
-            for action in slot:
-                word = action.kind.value
-                if word == "F":
-                    now += 1
-                    peak = max(peak, now)
-                elif word in ("B", "BI"):
-                    now -= 1
-        peaks.append(peak)
-    return tuple(peaks)
+    ones = [1.0] * (pp * v)
+    return tuple(int(_peak(row, ones)) for row in family.grid(pp, shorter, v).rows)
 
+
+def _peak(slots: Sequence[Slot], saved: Sequence[float]) -> float:
+    """Return the most that a row holds at once between F and B or BI; in an overlap group what ends counts first."""
+    now = peak = 0.0
+    for slot in slots:
+        for action in slot:
+            if action.kind in (ActionKind.B, ActionKind.BI):
+                now -= saved[action.stage]
+        for action in slot:
+            if action.kind is ActionKind.F:
+                now += saved[action.stage]
+        peak = max(peak, now)
+    return peak

@@ -17,8 +17,8 @@ from piper_core.arch.closed_form import model_chunks
 from piper_core.arch.record import Architecture
 from piper_core.errors import DirectiveError, InfeasibleError, PlanError
 from piper_core.ir.dag import training_dag
-from piper_core.program.program import Program
 from piper_core.mesh import Mesh
+from piper_core.program.program import Program
 from piper_core.schedule.compile import Compiled, compile_program
 from profiler.spec import Cluster
 from search.bound import COMPUTE_BYTES, Bounds
@@ -188,9 +188,7 @@ def _finish(result: Result, generator: BestFirst, start: float) -> None:
     result.wall_s = time.perf_counter() - start
 
 
-def _nothing_fits(
-    problem: Problem, generator: BestFirst, tightest: tuple[float, Candidate | None]
-) -> InfeasibleError:
+def _nothing_fits(problem: Problem, generator: BestFirst, tightest: tuple[float, Candidate | None]) -> InfeasibleError:
     """Say what is short by how much, on the configuration that comes nearest to fitting."""
     capacity = problem.cluster.device.memory_bytes
     need, config = generator.nearest

@@ -163,7 +163,7 @@ class Space:
                 found["num_microbatches"].add(m)
         found["recompute"].update(self.recomputes())
         found["cuts"].update(self.cuts(2))
-        return {name: sorted(values, key=lambda v: (isinstance(v, str), v)) for name, values in found.items()}  # type: ignore[type-var]
+        return {name: sorted(values, key=lambda v: (isinstance(v, str), v)) for name, values in found.items()}
 
 
 def parse_fix(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -197,8 +197,8 @@ def why_empty(space: Space) -> InfeasibleError:
             batch = [g for g in divisors(space.gpus) if space.global_batch % g == 0]
             return InfeasibleError(
                 f"no pp x tp x dp makes {space.gpus} GPUs for {space.architecture.name} with global batch "
-                f"{space.global_batch}: dp must divide the batch, pp may be at most {space.architecture.layers}, tp at most "
-                f"{space.gpus_per_node}; dp could be {', '.join(map(str, batch[:8]))}"
+                f"{space.global_batch}: dp must divide the batch, pp may be at most {space.architecture.layers}, "
+                f"tp at most {space.gpus_per_node}; dp could be {', '.join(map(str, batch[:8]))}"
             )
         shown = {axis: sorted({degrees[i] for degrees in legal}) for i, axis in enumerate(("pp", "tp", "dp", "ep"))}
         fixed = ", ".join(f"{axis}={','.join(values)}" for axis, values in space.fix.items())

@@ -45,9 +45,9 @@ class BestFirst:
                 self.space.batches(dp), self.space.recomputes(), self.space.sequence(tp)
             ):
                 legal = [(name, v) for name, v in schedules if m in FAMILIES[name].microbatches(pp, v)]
-                leaves = sum(
-                    len(self.space.zeros(dp, name)) * len(self.space.cuts(self._stages(name, pp, v))) for name, v in legal
-                )
+                leaves = 0
+                for name, v in legal:
+                    leaves += len(self.space.zeros(dp, name)) * len(self.space.cuts(self._stages(name, pp, v)))
                 if not leaves:
                     continue
                 self.size += leaves

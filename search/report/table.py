@@ -30,7 +30,8 @@ def headline(result: Result) -> str:
 
 def _describe(candidate: Candidate) -> str:
     config = candidate.config
-    degrees = [f"{name.upper()}{getattr(config, name)}" for name in ("pp", "tp", "dp", "ep") if getattr(config, name) > 1]
+    sizes = {"PP": config.pp, "TP": config.tp, "DP": config.dp, "EP": config.ep}
+    degrees = [f"{name}{size}" for name, size in sizes.items() if size > 1]
     schedule = config.schedule if config.pp > 1 else "gradient accumulation"
     virtual = f" v{config.virtual_stages}" if config.virtual_stages > 1 and config.pp > 1 else ""
     return " ".join([*degrees, f"{schedule}{virtual}", f"ZeRO-{config.zero}", f"microbatch {config.micro_batch}"])
