@@ -57,22 +57,20 @@ class Opening:
 def opening(dag: Dag, found: Macros, position: Ints) -> Opening:
     """Return the units of compute of a plan.
 
-    A macro opens before the first user of each ZeRO-3 bucket; the first forward and the last backward of a
-    stage also where a ZeRO-0/1/2 bucket is first needed or complete, so that its collective can overlap;
-    members of an overlap group open around their inner collectives, and take turns.
+    A macro opens where a bucket is gathered for it or its gradient is reduced after it (see ``_cuts``), so that the
+    collective can overlap; members of an overlap group open around their inner collectives, and take turns.
     """
     k = len(found)
     opened: dict[int, Ints] = {}
     steady, edge = _cuts(dag)
     edges_of = _edge_macros(found, position)
-    for (stage, backward), table in steady.items():
-        phases = (Phase.B, Phase.BI) if backward else (Phase.F,)
-        for m in np.flatnonzero((found.stage == stage) & np.isin(found.phase, phases)).tolist():
+    for (stage, phase), table in steady.items():
+        for m in np.flatnonzero((found.stage == stage) & (found.phase == phase)).tolist():
             opened[m] = table
-    for (stage, backward), table in edge.items():
-        m = edges_of.get((stage, backward), -1)
-        if m >= 0:
-            opened[m] = table
+    for (stage, _), m in edges_of.items():
+        edge_table = edge.get((stage, Phase(int(found.phase[m]))))
+        if edge_table is not None:
+            opened[m] = edge_table
     overlapped = _overlapped(dag, found, position)
     if not opened and not overlapped:
         of = found.of.copy()
@@ -88,36 +86,43 @@ def opening(dag: Dag, found: Macros, position: Ints) -> Opening:
     return _Opener(dag, found, position, opened, overlapped).build()
 
 
-def _cuts(dag: Dag) -> tuple[dict[tuple[int, bool], Ints], dict[tuple[int, bool], Ints]]:
-    """Return, for each (stage, backward), the segment of every chunk: for all macros (ZeRO-3), and for the first
-    forward and last backward only (ZeRO-0/1/2). Only those with more than one segment."""
-    chunk = np.arange(len(dag.chunks))
-    marks: tuple[dict[tuple[int, bool], set[int]], dict[tuple[int, bool], set[int]]] = ({}, {})
+def _cuts(dag: Dag) -> tuple[dict[tuple[int, Phase], Ints], dict[tuple[int, Phase], Ints]]:
+    """Return, for each (stage, phase), the segment of every chunk: for all macros, and for the first forward and last
+    backward only. Only those with more than one segment.
+
+    A macro is cut before the first user of a bucket that is gathered for it, and after the last of one whose gradient
+    is reduced then: each microbatch's under ZeRO-2/3, the last one's under ZeRO-0/1.
+    """
+    steady: dict[tuple[int, Phase], set[int]] = {}
+    edge: dict[tuple[int, Phase], set[int]] = {}
     for bucket in dag.buckets:
         if bucket.ranks == 1:
             continue
         zero = dag.states[bucket.state].zero_stage
         chunks = [c for c, _ in bucket.parts]
-        which = marks[0] if zero == 3 else marks[1]
         if zero:
-            which.setdefault((bucket.stage, False), set()).add(min(chunks))
-        # ZeRO-3 cuts before the first user of a backward, the others after the last
-        which.setdefault((bucket.stage, True), set()).add(max(chunks) if zero == 3 else min(chunks) - 1)
-    tables: list[dict[tuple[int, bool], Ints]] = []
-    held = dag.nodes.chunk[dag.compute]
-    stages = dag.nodes.stage[dag.compute]
-    for found in marks:
-        table: dict[tuple[int, bool], Ints] = {}
-        for (stage, backward), cut in found.items():
-            mine = held[stages == stage]
-            first, last = int(mine.min()), int(mine.max())
-            at = np.asarray(sorted(c for c in cut if (first <= c < last if backward else first < c <= last)))
-            if not len(at):
-                continue
-            segment = (at[None, :] >= chunk[:, None]).sum(1) if backward else (at[None, :] <= chunk[:, None]).sum(1)
-            table[stage, backward] = segment.astype(np.int32)
-        tables.append(table)
-    return tables[0], tables[1]
+            (steady if zero == 3 else edge).setdefault((bucket.stage, Phase.F), set()).add(min(chunks))
+        if zero == 3:
+            for phase in (Phase.B, Phase.BI):
+                steady.setdefault((bucket.stage, phase), set()).add(max(chunks))
+        for phase in (Phase.B, Phase.BW):
+            (steady if zero >= 2 else edge).setdefault((bucket.stage, phase), set()).add(min(chunks) - 1)
+    return _segments(dag, steady), _segments(dag, edge)
+
+
+def _segments(dag: Dag, cuts: dict[tuple[int, Phase], set[int]]) -> dict[tuple[int, Phase], Ints]:
+    """Return the segment of every chunk for each (stage, phase) whose chunks the cuts divide."""
+    compute, chunk = dag.compute, np.arange(len(dag.chunks))
+    held, stages = dag.nodes.chunk[compute], dag.nodes.stage[compute]
+    table: dict[tuple[int, Phase], Ints] = {}
+    for (stage, phase), cut in cuts.items():
+        mine = held[stages == stage]
+        first, last, forward = int(mine.min()), int(mine.max()), phase is Phase.F
+        at = np.asarray(sorted(c for c in cut if (first < c <= last if forward else first <= c < last)))
+        if len(at):
+            segment = (at[None, :] <= chunk[:, None]) if forward else (at[None, :] >= chunk[:, None])
+            table[stage, phase] = segment.sum(1).astype(np.int32)
+    return table
 
 
 def _edge_macros(found: Macros, position: Ints) -> dict[tuple[int, bool], int]:
