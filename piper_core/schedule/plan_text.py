@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from piper_core.errors import DirectiveError
-from piper_core.ir.action import Action
+from piper_core.ir.action import Action, ActionKind
 from piper_core.names import Sync
 from piper_core.schedule.plan import (
     CODE,
@@ -144,6 +144,8 @@ class _Reader:
         Raises:
             ValueError, KeyError, DirectiveError: it cannot be read.
         """
+        if re.search(r"\d{10}", line):
+            raise DirectiveError("a number is too large")
         word, _, rest = line.partition(":")
         rest = rest.strip()
         readers: dict[str, Callable[[str, str, str], None]] = {
@@ -173,17 +175,35 @@ class _Reader:
         Raises:
             DirectiveError: no streams, or a wait for an action that does not exist.
         """
-        sizes = [len(actions) for _, actions in self.streams]
-        for waits in self.waits:
-            for stream, position in (wait for held in waits for wait in held):
-                if stream >= len(sizes) or position >= sizes[stream]:
-                    raise DirectiveError(f"a plan waits for action {position} of stream {stream}, which does not exist")
         if not self.streams:
             raise DirectiveError(
                 "a plan without streams", expected="lines such as stream 0 row 0 compute compute: 0F0 0B0"
             )
+        for what, found, count in self._references():
+            if any(index >= count for index in found):
+                raise DirectiveError(f"a plan names {what} {max(found)}", expected=f"one of {count}")
         parts = tuple((stage, kind, tuple(variants)) for (stage, kind), variants in self.parts.items())
         return assemble(self.base | {"parts": parts}, self.streams, self.waits)
+
+    def _references(self) -> Iterable[tuple[str, list[int], int]]:
+        """Yield (what, indices named, how many there are)."""
+        lines, buckets, rows = self.base["lines"], self.base["buckets"], len(self.base["rows"])
+        stages, actions = len(self.base["inputs"]), [action for _, actions in self.streams for action in actions]
+        ends = [(line.source, line.destination) if isinstance(line, Channel) else line.rows for line in lines]
+        yield "row", [stream.row for stream, _ in self.streams], rows
+        yield "row", [row for end in ends for row in end], rows
+        yield "stage", [use.stage for use in buckets] + [stage for stage, _ in self.parts], stages
+        yield "stage", [stage for into in self.base["inputs"] for stage in into], stages
+        yield "line", [action[5] for action in actions], len(lines)
+        yield "bucket", [action[3] for action in actions], len(buckets)
+        for positions in self.waits:
+            waits = [wait for held in positions for wait in held]
+            yield "stream", [stream for stream, _ in waits], len(self.streams)
+            for stream, position in waits:
+                yield f"in stream {stream} action", [position], len(self.streams[stream][1])
+        for name, count in (("lanes", rows), ("repeated", stages)):
+            if len(self.base.get(name, ())) not in (0, count):
+                raise DirectiveError(f"{name} of a plan has the wrong length", expected=str(count))
 
     def _plan(self, line: str, word: str, rest: str) -> None:
         _, _, sync, _, microbatches = line.split()
@@ -207,7 +227,9 @@ class _Reader:
         _, stage, kind = word.split()
         pieces = [_match(_PIECE, text) for text in rest.split()]
         variant = tuple(Part(self.label[p[2]], bool(p[3]), _ints(p[4]), bool(p[1]), bool(p[5])) for p in pieces)
-        self.parts.setdefault((int(stage), kind), []).append(variant)
+        if any(read >= len(variant) for part in variant for read in part.reads):
+            raise DirectiveError("a piece reads one that does not exist")
+        self.parts.setdefault((int(stage), str(ActionKind(kind))), []).append(variant)
 
     def _stream(self, line: str, word: str, rest: str) -> None:
         match = _match(_STREAM, line)

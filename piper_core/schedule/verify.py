@@ -168,7 +168,7 @@ def _buffers(table: PlanTable) -> None:
     for s, stream in enumerate(table.plan.streams):
         if stream.kind is StreamKind.COMPUTE:
             for i in range(table.start[s], table.start[s + 1]):
-                _use(table, i, turn, users[table.stage[i]], freed)
+                _use(table, i, turn, users, freed)
     for (row, b, microbatch), order in turn.items():
         if freed[row, b, microbatch] != len(order):
             what = (f"row {row} gathers bucket {b} {len(order)} times for microbatch {microbatch} and frees it "
@@ -180,7 +180,7 @@ def _use(
     table: PlanTable,
     i: int,
     turn: dict[tuple[int, int, int], dict[bool, int]],
-    users: dict[tuple[int, int], list[int]],
+    users: list[dict[tuple[int, int], list[int]]],
     freed: dict[tuple[int, int, int], int],
 ) -> None:
     """Follow one action of a compute stream: it frees a bucket, or uses some."""
@@ -192,7 +192,7 @@ def _use(
             what = f"row {row} frees bucket {at[1]} of microbatch {microbatch} more often than it gathers it"
             raise table.error("use_after_free", what, [i])
     elif kind in COMPUTE:
-        for b in users.get((kind, table.label[i]), ()):
+        for b in users[table.stage[i]].get((kind, table.label[i]), ()):
             at = row, b, microbatch
             if turn.get(at, {}).get(kind == F, -1) < freed[at]:
                 what = f"{table.name(i)} on row {row} uses bucket {b} after it was freed"
