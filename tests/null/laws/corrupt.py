@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 
 from piper_core.ir.action import ActionKind
-from piper_core.schedule.plan import CODE, Plan, Stream, assemble
+from piper_core.schedule.plan import CODE, Plan, Stream, StreamKind, assemble
 
 SENDS = (CODE[ActionKind.SEND_F], CODE[ActionKind.SEND_B])
 KIND, STAGE, MICROBATCH = range(3)
@@ -58,7 +58,9 @@ def pack(plan: Plan, streams: list[tuple[Stream, list[Item]]]) -> Plan:
 
 
 def _some(rng: Random, streams: list[tuple[Stream, list[Item]]], least: int = 1) -> list[Item]:
-    return rng.choice([items for _, items in streams if len(items) >= least] or [items for _, items in streams])
+    """Return a stream's actions: half of the time those of a compute stream."""
+    kinds = (StreamKind.COMPUTE,) if rng.random() < 0.5 else tuple(StreamKind)
+    return rng.choice([items for stream, items in streams if len(items) >= least and stream.kind in kinds] or [[]])
 
 
 def swap(rng: Random, plan: Plan, streams: list[tuple[Stream, list[Item]]]) -> None:
@@ -129,13 +131,13 @@ def swap_sends(rng: Random, plan: Plan, streams: list[tuple[Stream, list[Item]]]
 
 
 EDITS: tuple[Callable[[Random, Plan, list[tuple[Stream, list[Item]]]], None], ...] = (
-    swap, swap, swap, drop, double, unwait, unwait, unwait, wait, wait, move, move, renumber, swap_sends,
+    swap, swap, swap, drop, double, unwait, unwait, unwait, wait, wait, wait, wait, move, move, renumber, swap_sends,
 )  # fmt: skip
 
 
 def corrupt(rng: Random, plan: Plan) -> Plan:
     """Return a plan with one or two random edits."""
     streams = [(stream, list(items)) for stream, items in unpack(plan)]
-    for _ in range(rng.choice((1, 1, 2))):
+    for _ in range(rng.choice((1, 1, 1, 2))):
         rng.choice(EDITS)(rng, plan, streams)
     return pack(plan, streams)

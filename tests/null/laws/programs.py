@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -84,7 +85,7 @@ def _stage(rng: Random, layers: int, stages: int) -> dict[str, Any]:
     ends = [0, *cuts, layers]
     return rng.choice([
         {"op": "stage", "cuts": cuts},
-        {"op": "stage", "layers_per_stage": [b - a for a, b in zip(ends, ends[1:], strict=False)]},
+        {"op": "stage", "layers_per_stage": [b - a for a, b in pairwise(ends)]},
         {"op": "stage", "stages": stages},
     ])  # fmt: skip
 
