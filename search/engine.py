@@ -33,7 +33,9 @@ from search.stage_costs import StageCosts
 
 BATCH = 8
 """Configurations evaluated between two decisions, whatever the number of workers."""
-MIB = 1 << 20
+MIB, GIB = 1 << 20, 1 << 30
+PATIENCE = 5
+"""How many times its budget a search goes on for while nothing that fits has been found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,16 +162,15 @@ def search(
                 if progress is not None:
                     result.wall_s = time.perf_counter() - start
                     progress(result, generator)
-                if time.perf_counter() - start > budget_s:
+                spent = time.perf_counter() - start
+                if spent > budget_s and (result.candidates or spent > PATIENCE * budget_s):
                     result.stopped = "budget"
                     break
         except KeyboardInterrupt:
             result.stopped = "interrupted"
     _finish(result, generator, start)
     if not result.candidates:
-        if result.stopped == "interrupted":
-            raise InfeasibleError("interrupted before any configuration was evaluated")
-        raise _nothing_fits(problem, generator, tightest)
+        raise _nothing_found(problem, result, generator, tightest)
     return result
 
 
@@ -188,25 +189,37 @@ def _finish(result: Result, generator: BestFirst, start: float) -> None:
     result.wall_s = time.perf_counter() - start
 
 
-def _nothing_fits(problem: Problem, generator: BestFirst, tightest: tuple[float, Candidate | None]) -> InfeasibleError:
-    """Say what is short by how much, on the configuration that comes nearest to fitting."""
+def _nothing_found(
+    problem: Problem, result: Result, generator: BestFirst, tightest: tuple[float, Candidate | None]
+) -> InfeasibleError:
+    """Say that nothing fits, or how far the search came, and what the nearest configuration is short of."""
     capacity = problem.cluster.device.memory_bytes
+    room = f"{capacity / GIB:.1f} GiB a GPU"
+    if result.stopped == "proved":
+        what = f"none of {generator.size:,} configurations fits {room}"
+    else:
+        left = result.pruned.get("not reached", 0)
+        what = f"{result.stopped} after {result.wall_s:.0f} s, nothing found that fits {room}"
+        what += f" and {left:,} of {generator.size:,} configurations not reached"
     need, config = generator.nearest
-    cause = "by its floor"
-    if tightest[1] is not None:
-        score = tightest[1].score
+    if config is None and tightest[1] is None:
+        return InfeasibleError(what + "; give it more --budget")
+    if tightest[1] is not None and -tightest[1].score.margin_bytes + capacity <= need * 1.5:
+        score, config = tightest[1].score, tightest[1].config
         row = max(range(len(score.memory)), key=lambda r: score.peak_memory_bytes[r])
-        need, config = score.peak_memory_bytes[row], tightest[1].config
+        need = score.peak_memory_bytes[row]
         parts = sorted(score.memory[row].items(), key=lambda item: -item[1])[:3]
-        cause = f"on row {row}: " + ", ".join(f"{name} {size / 2**30:.1f}" for name, size in parts)
+        cause = f"row {row} holds " + ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts)
     elif config is not None and config.cuts:
-        static = max(problem.bounds.static_bytes(config))
-        cause = f"at least: parameters, gradients and optimizer {static / 2**30:.1f}"
+        cause = f"at least; parameters, gradients and optimizer {max(problem.bounds.static_bytes(config)) / GIB:.1f}"
+    else:
+        cause = "at least, with all state sharded over dp and pp"
     short = need - capacity
-    what = f"is {short / 2**30:.1f} GiB short" if short > 0 else "is too close to call"
+    verdict = f"{short / GIB:.1f} GiB short" if short > 0 else "too close to call"
+    advice = "more GPUs" if result.stopped == "proved" else "more --budget or more GPUs"
     return InfeasibleError(
-        f"no configuration of {generator.size:,} fits {capacity / 2**30:.1f} GiB a GPU; the nearest ({config}) {what}: it needs "
-        f"{need / 2**30:.1f} GiB ({cause}); use more GPUs, a larger GPU, a shorter sequence, or free what --fix holds"
+        f"{what}; the nearest is {verdict}: {config} needs {need / GIB:.1f} GiB ({cause}); "
+        f"use {advice}, GPUs with more memory, a shorter --seq-len, or free what --fix holds"
     )
 
 

@@ -45,6 +45,11 @@ class Configuration:
         return self.pp * (1 if self.layout is Layout.BIDIRECTIONAL else self.virtual_stages)
 
     def __str__(self) -> str:
+        if not self.cuts:  # a partial assignment: any schedule, ZeRO stage and cut
+            return (
+                f"pp={self.pp} tp={self.tp} dp={self.dp} ep={self.ep} b={self.micro_batch} "
+                f"m={self.num_microbatches} recompute={self.recompute}"
+            )
         return (
             f"pp={self.pp} tp={self.tp} dp={self.dp} ep={self.ep} {self.schedule} v={self.virtual_stages} "
             f"zero={self.zero} b={self.micro_batch} m={self.num_microbatches} recompute={self.recompute} "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heapify, heapreplace
 from functools import lru_cache
 
 from piper_core.arch.chunk import Chunk, ModelChunks
@@ -169,13 +170,17 @@ def balanced_rows(layers: int, layout: Layout, pp: int, v: int, weights: Sequenc
     extra = [0.0] * stages
     extra[0] += embed
     extra[-1] += head
+
+    def after(s: int) -> tuple[float, float, int]:
+        """Rank of giving stage s the next layer: its rows' load then, its own, itself."""
+        return max(load[row] for row in rows[s]) + share[s] * layer, counts[s] * layer + extra[s], s
+
+    waiting = [after(s) for s in range(stages)]
+    heapify(waiting)
     for _ in range(layers - stages):
-
-        def after(s: int) -> tuple[float, float, int]:
-            row_load = max(load[row] + share[s] * layer for row in rows[s])
-            return row_load, counts[s] * layer + extra[s], s
-
-        best = min(range(stages), key=after)
+        while (now := after(waiting[0][2])) != waiting[0]:  # its row took a layer since: ranks only grow
+            heapreplace(waiting, now)
+        best = waiting[0][2]
         counts[best] += 1
         for row in rows[best]:
             load[row] += share[best] * layer

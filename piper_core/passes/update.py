@@ -119,6 +119,8 @@ def _ties(dag: Dag, growth: Growth, reductions: Ints, weight: Ints) -> list[tupl
                     state=int(nodes.state[first]),
                 )
             )
+            mates = [c for c, _ in dag.buckets[bucket].parts]
+            users = weight[np.isin(nodes.chunk[weight], mates) & (nodes.group[weight] == group)]
             own = reductions[(nodes.bucket[reductions] == bucket) & (nodes.group[reductions] == group)]
             if late:
                 growth.link(own, np.repeat(node, len(own)), Role.REDUCTION)

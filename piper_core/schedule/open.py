@@ -278,7 +278,7 @@ class _Opener:
         for group in groups:
             computes = [n for n in group if nodes.kind[n] == NodeKind.COMPUTE]
             seen.update((int(nodes.phase[n]), int(nodes.chunk[n])) for n in computes)
-            names = [self.dag.chunks[c].name for c in nodes.chunk[computes or group].tolist()]
+            names = list(dict.fromkeys(self.dag.chunks[c].name for c in nodes.chunk[computes or group].tolist()))
             name = names[0] if len(names) == 1 else f"{names[0]}-{names[-1]}"
             compute = bool(computes) or len(group) > 1 or not apart
             phase = Phase(int(nodes.phase[group[-1]]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from itertools import product
 from math import inf
@@ -12,8 +13,9 @@ from search.space import Configuration, Space
 
 _PARTIAL, _WHOLE, _REPLAYED = range(3)
 
-STATE, ACTIVATIONS, ORDER, TIME = (
+STATE, ACTIVATIONS, ORDER, TIME, SAME = (
     "memory: state alone", "memory: state and activations", "memory: along the order", "time bound",
+    "same layers per stage as another",
 )  # fmt: skip
 
 
@@ -31,7 +33,7 @@ class BestFirst:
     def __init__(self, space: Space, bounds: Bounds, capacity_bytes: float) -> None:
         self.space, self.bounds, self.capacity = space, bounds, capacity_bytes
         self.size = 0
-        self.pruned: dict[str, int] = dict.fromkeys((STATE, ACTIVATIONS, ORDER), 0)
+        self.pruned: dict[str, int] = dict.fromkeys((STATE, ACTIVATIONS, ORDER, SAME), 0)
         self.partials = self.bounded = self.asked = 0
         self.nearest: tuple[float, Configuration | None] = (inf, None)
         self._heap: list[tuple[float, int, Configuration]] = []
@@ -70,12 +72,12 @@ class BestFirst:
         for name, v in self.space.schedules(part.pp):
             if part.num_microbatches not in FAMILIES[name].microbatches(part.pp, v):
                 continue
-            cuts = self.space.cuts(self._stages(name, part.pp, v))
-            for cut, zero in product(cuts, self.space.zeros(part.dp, name)):
-                config = Configuration(
-                    part.pp, part.tp, part.dp, part.ep, name, v, zero, part.micro_batch, part.num_microbatches,
-                    part.recompute, part.sequence_parallel, cut,
-                )  # fmt: skip
+            cuts, zeros = self.space.cuts(self._stages(name, part.pp, v)), self.space.zeros(part.dp, name)
+            whole = [replace(part, schedule=name, virtual_stages=v, cuts=cut) for cut in cuts]
+            if len({self.bounds.costs.of(config)[0] for config in whole}) < len(whole):
+                whole = whole[:1]
+                self.pruned[SAME] += len(zeros)
+            for config in (replace(config, zero=zero) for config, zero in product(whole, zeros)):
                 self.bounded += 1
                 need = self.bounds.memory_floor(config)
                 if need > self.capacity:
