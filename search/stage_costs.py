@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heapify, heapreplace
 from functools import lru_cache
+from heapq import heapify, heapreplace
 
 from piper_core.arch.chunk import Chunk, ModelChunks
 from piper_core.arch.contract import contract, payload_bytes

@@ -30,13 +30,12 @@ _MAX_EDGES = 2_000_000
 @dataclass(frozen=True, slots=True)
 class OrderEdit:
     """Temporal edges (node indices), overlap groups of (stage, phase, microbatch), and the group whose total
-    order this claims (-1: none)."""
+    order this claims (none for filters)."""
 
     src: Ints
     dst: Ints
     overlaps: tuple[tuple[Key, ...], ...]
     total: tuple[int, ...]
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +129,7 @@ class Order(Directive[OrderEdit]):
             raise DirectiveError(
                 f"cyclic order: {_name(dag, node)} is in two consecutive groups", expected="disjoint groups"
             )
-        return OrderEdit(src.astype(np.int32), dst.astype(np.int32), tuple(overlaps), (), "filters")
+        return OrderEdit(src.astype(np.int32), dst.astype(np.int32), tuple(overlaps), ())
 
     def _check_actions(self, dag: Dag) -> OrderEdit:
         found = _separate(dag)
@@ -179,7 +178,6 @@ class Order(Directive[OrderEdit]):
             np.asarray(dst, np.int32),
             tuple(overlaps),
             tuple(order[row] for row, _ in self.actions),
-            "actions",
         )
 
     @staticmethod
@@ -206,8 +204,7 @@ class Order(Directive[OrderEdit]):
         overlaps = tuple(dict.fromkeys((*dag.overlaps, *(group for edit in edits for group in edit.overlaps))))
         ordered = (*dag.ordered, *total)
         out = replace(dag, edges=Edges.concat([dag.edges, *fresh]), overlaps=overlaps, ordered=ordered)
-        if any(edit.text == "filters" for edit in edits):
-            _acyclic(out)
+        _acyclic(out, across=any(not edit.total for edit in edits))
         return out
 
     @classmethod
@@ -236,8 +233,7 @@ class Order(Directive[OrderEdit]):
     def legal(self, dag: Dag, mesh: Mesh | None = None) -> bool:
         """Return whether it applies without making the order cyclic."""
         try:
-            out = self.apply(dag, mesh)
-            _acyclic(out)
+            _acyclic(self.apply(dag, mesh))
         except DirectiveError:
             return False
         return True
@@ -337,15 +333,17 @@ def _ends(found: Macros, index: Any, position: Ints) -> tuple[Ints, Ints]:
     return index[order][change].astype(np.int32), index[order][after].astype(np.int32)
 
 
-def _acyclic(dag: Dag) -> None:
-    """Refuse temporal edges that close a cycle.
+def _acyclic(dag: Dag, *, across: bool = True) -> None:
+    """Refuse temporal edges that close a cycle, on one row or (``across``) through messages between rows.
+
+    Rows whose total orders wait for each other are left to the verifier, which shows the grid.
 
     Raises:
         DirectiveError: with the actions on one cycle.
     """
     found = macros(dag)
     unit = np.where(found.of >= 0, found.of, len(found) + np.arange(len(dag))).astype(np.int32)
-    src, dst = project(dag, unit)
+    src, dst = project(dag, unit, None if across else dag.edges.take(dag.edges.role != Role.MESSAGE))
     n = len(found) + len(dag)
     _, stuck = topological(n, src, dst)
     stuck = [u for u in stuck if u in set(src.tolist()) | set(dst.tolist())] if stuck else stuck

@@ -76,6 +76,8 @@ def patterns(network: Network) -> Iterator[Decoded]:
     """
     problem = network.problem
     mean_s = sum(problem.seconds) / len(problem.seconds)
+    if not mean_s:
+        return
     plain = [[(pred, 0.0) for pred, _ in pairs] for pairs in problem.preds]
     even = replace(network, problem=replace(problem, seconds=[mean_s] * len(problem.seconds), preds=plain))
     for base, slack, more in (

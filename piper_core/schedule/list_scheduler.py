@@ -23,6 +23,9 @@ _VISITS = 260_000
 _SHARE = 0.6
 """Of these, the part that goes to finding a start; the rest shakes the best."""
 
+_STALL = 150
+"""Shakes without gain, for each step of effort, after which no more is expected."""
+
 
 def list_schedule(problem: ListProblem, *, effort: int = 1, measure: Measure = "makespan", seed: int = 0) -> Order:
     """Return the total order of tasks on each row, the best found for ``measure`` (ties by the other one).
@@ -75,12 +78,14 @@ def _search(network: Network, measure: Measure, effort: int, seed: int) -> Decod
     if measure == "makespan" and not any(network.nested) and proving < 0.5 * allowed:
         improver.goal_s = lower_bound_s(problem) + rounding
         improver.work += proving
-    serial = 0
-    while improver.work < allowed and not improver.done(best):
+    serial = gained = 0
+    while improver.work < allowed and serial < gained + _STALL * effort and not improver.done(best):
         shaken = improver.shake(best, serial)
+        serial += 1
+        if improver.score(shaken) < improver.score(best):
+            gained = serial
         if improver.score(shaken) <= improver.score(best):
             best = shaken
-        serial += 1
     return best
 
 
