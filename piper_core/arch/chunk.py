@@ -138,9 +138,7 @@ class Chunk:
     @property
     def name(self) -> str:
         """Text id, e.g. ``L3.attention`` (``embed`` and ``head`` stand alone)."""
-        return (
-            str(self.region) if self.region in (Region.EMBED, Region.HEAD) else f"L{self.layer}.{self.region}"
-        )
+        return str(self.region) if self.region in (Region.EMBED, Region.HEAD) else f"L{self.layer}.{self.region}"
 
     @property
     def numel(self) -> int:

@@ -72,9 +72,7 @@ def model_chunks(
     edges.append((len(chunks) - 1, len(chunks), hidden))
     chunks.append(build.head())
     units = shard_units(architecture, seq_len)
-    return ModelChunks(
-        architecture.name, architecture.layers, seq_len, tuple(chunks), tuple(edges), units=units
-    )
+    return ModelChunks(architecture.name, architecture.layers, seq_len, tuple(chunks), tuple(edges), units=units)
 
 
 def _at_layer(template: Chunk, layer: int) -> Chunk:
@@ -202,13 +200,9 @@ class _Builder:
         """Token (and position) lookup; its gradient is all BW."""
         arch, hidden = self.arch, self.hidden
         learned = bool(arch.learned_positions)
-        parameters = [
-            Parameter("embed.weight", arch.vocab * arch.hidden, tie="embedding" if arch.tied else "")
-        ]
+        parameters = [Parameter("embed.weight", arch.vocab * arch.hidden, tie="embedding" if arch.tied else "")]
         if learned:
-            parameters.append(
-                Parameter("positions.weight", arch.learned_positions * arch.hidden, tensor=False)
-            )
+            parameters.append(Parameter("positions.weight", arch.learned_positions * arch.hidden, tensor=False))
         ids = 8.0 * self.seq
         return Chunk(
             Region.EMBED,
@@ -260,9 +254,7 @@ class _Builder:
         )
         core = Work(replicated_bytes=norm_f, kernels=kernels_f)
         if not flash:
-            core = core + Work(
-                attention_flops=full, memory_bytes=core_traffic, kernels=5, attention_kernel=self.kernel
-            )
+            core = core + Work(attention_flops=full, memory_bytes=core_traffic, kernels=5, attention_kernel=self.kernel)
         row_statistics = 4.0 * arch.heads * seq if flash else 0.0
         kept = 2 * q + 2 * k + row_statistics
         norms = self._norm_saved()

@@ -15,9 +15,7 @@ def _llama3(name: str, layers: int, hidden: int, ffn: int, heads: int) -> Archit
 
 def _piper(name: str, layers: int, hidden: int, heads: int, experts: int, expert_ffn: int) -> Architecture:
     """Mixture-of-experts models of the Piper paper: every layer a mixture, top 2, Qwen3's vocabulary."""
-    return Architecture(
-        name, layers, hidden, 0, heads, 8, 64, 151_936, experts=experts, top_k=2, expert_ffn=expert_ffn
-    )
+    return Architecture(name, layers, hidden, 0, heads, 8, 64, 151_936, experts=experts, top_k=2, expert_ffn=expert_ffn)
 
 
 PRESETS: dict[str, Architecture] = {
