@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
+from piper_core.names import Phase
 from piper_core.schedule.list_decode import Decoded, Network, decode, replay
 from piper_core.schedule.list_problem import Order, peaks
 
@@ -23,7 +24,7 @@ class Rule:
     """One way to say how urgent a task is, and how a row decides.
 
     Urgency is when the task could run at best, plus ``drift`` periods for each microbatch before it (in rounds
-    of ``rounds`` microbatches that follow each other by one task), less ``acquire_first`` periods for what
+    of ``rounds`` microbatches that follow each other by one F), less ``acquire_first`` periods for what
     acquires memory and ``filler_first`` for fillers. ``eager`` and ``patience``: see :func:`decode`.
     """
 
@@ -41,7 +42,8 @@ class Rule:
     def urgency(self, network: Network) -> list[float]:
         """Return the urgency of each task, seconds."""
         problem, size, period = network.problem, self.rounds, period_s(network)
-        pace = min((s for s in problem.seconds if s > 0.0), default=0.0)
+        forwards = [s for s, key in zip(problem.seconds, problem.key, strict=True) if key[1] == Phase.F]
+        pace = sum(forwards) / max(1, len(forwards))
         after = {
             mb: (turn - turn % size) * period * self.drift + turn % size * pace for mb, turn in network.turn.items()
         }
@@ -76,8 +78,6 @@ def patterns(network: Network) -> Iterator[Decoded]:
     """
     problem = network.problem
     mean_s = sum(problem.seconds) / len(problem.seconds)
-    if not mean_s:
-        return
     plain = [[(pred, 0.0) for pred, _ in pairs] for pairs in problem.preds]
     even = replace(network, problem=replace(problem, seconds=[mean_s] * len(problem.seconds), preds=plain))
     for base, slack, more in (

@@ -43,12 +43,21 @@ def list_schedule(problem: ListProblem, *, effort: int = 1, measure: Measure = "
         _fits(problem, given)
         return given
     check_limits(problem)
+    network = Network.of(_timed(problem))
     best = _search(network, measure, effort, seed)
     if best is None:
         best = decode(network, network.head_s, guarded=False)
     if best is None:
         raise _infeasible(network)
     return best.order
+
+
+def _timed(problem: ListProblem) -> ListProblem:
+    """Give tasks of no duration a small one, so that the order of starts says which comes first."""
+    least = 1e-6 * (max(problem.seconds) or 1.0)
+    if min(problem.seconds) >= least:
+        return problem
+    return replace(problem, seconds=[max(seconds, least) for seconds in problem.seconds])
 
 
 def _search(network: Network, measure: Measure, effort: int, seed: int) -> Decoded | None:
