@@ -27,8 +27,8 @@ PRESETS: dict[str, Architecture] = {
         _llama3("llama3-405b", 126, 16_384, 53_248, 128),
         # Brown 2020, arXiv 2005.14165, table 2.1; vocabulary 50,257 padded to 51,200 as Megatron-LM does
         Architecture(
-            "gpt3-175b", 96, 12_288, 49_152, 96, 96, 128, 51_200, gated=False, activation="gelu_tanh", bias=True, tied=True,
-            learned_positions=2048, norm="layer", max_seq=2048,
+            "gpt3-175b", 96, 12_288, 49_152, 96, 96, 128, 51_200, gated=False, bias=True, tied=True,
+            activation="gelu_tanh", learned_positions=2048, norm="layer", max_seq=2048,
         ),
         # Jiang 2024, arXiv 2401.04088, table 1
         Architecture(

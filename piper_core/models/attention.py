@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from piper_core.arch.record import Architecture
 from piper_core.models.layers import Linear, RMSNorm, norm
@@ -37,17 +37,16 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, rope: Rope | None = None) -> Tensor:
         """Return (b, s, hidden) for x of (b, s, hidden)."""
         h = self.norm(x)
-        q, k, v = (self._heads(linear(h)) for linear in (self.q, self.k, self.v))
+        q, k, v = (split_heads(linear(h), self.head_dim) for linear in (self.q, self.k, self.v))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
             q, k = rotate(q, rope), rotate(k, rope)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale, enable_gqa=self.grouped)
-        y = self.o(out.transpose(1, 2).flatten(2))
+        out = functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=self.scale, enable_gqa=self.grouped
+        )
+        y: Tensor = self.o(out.transpose(1, 2).flatten(2))
         return x + (y if self.post_norm is None else self.post_norm(y))
-
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
 
 class LatentAttention(nn.Module):
@@ -77,14 +76,19 @@ class LatentAttention(nn.Module):
         assert rope is not None, "latent attention has rotary positions"
         h = self.norm(x)
         latent = self.q_norm(self.q_down(h)) if self.q_down is not None and self.q_norm is not None else h
-        q = self.q(latent).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-        q_plain, q_rope = q.split((self.plain_dim, self.rope_dim), dim=-1)
-        down, k_rope = self.kv_down(h).split((self.kv_rank, self.rope_dim), dim=-1)
-        kv = self.kv(self.kv_norm(down)).unflatten(-1, (-1, self.plain_dim + self.value_dim)).transpose(1, 2)
-        k_plain, v = kv.split((self.plain_dim, self.value_dim), dim=-1)
+        q = split_heads(self.q(latent), self.head_dim)
+        q_plain, q_rope = torch.split(q, (self.plain_dim, self.rope_dim), dim=-1)
+        down, k_rope = torch.split(self.kv_down(h), (self.kv_rank, self.rope_dim), dim=-1)
+        kv = split_heads(self.kv(self.kv_norm(down)), self.plain_dim + self.value_dim)
+        k_plain, v = torch.split(kv, (self.plain_dim, self.value_dim), dim=-1)
         k_rope = rotate(k_rope.unsqueeze(1), rope).expand(-1, kv.shape[1], -1, -1)
         q, k = torch.cat((q_plain, rotate(q_rope, rope)), dim=-1), torch.cat((k_plain, k_rope), dim=-1)
-        v = F.pad(v, (0, self.head_dim - self.value_dim))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
-        y = self.o(out[..., : self.value_dim].transpose(1, 2).flatten(2))
+        v = functional.pad(v, (0, self.head_dim - self.value_dim))
+        out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
+        y: Tensor = self.o(out[..., : self.value_dim].transpose(1, 2).flatten(2))
         return x + (y if self.post_norm is None else self.post_norm(y))
+
+
+def split_heads(x: Tensor, width: int) -> Tensor:
+    """Return (b, heads, s, width) for x of (b, s, heads x width)."""
+    return x.view(*x.shape[:2], -1, width).transpose(1, 2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 from piper_core.arch.record import Architecture
 from piper_core.errors import ConfigError

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import register_flop_formula
 
-
 _OPERATORS = torch.ops.piper_core
 
 
@@ -38,7 +37,8 @@ def grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     """Return x weight^T, (rows, out), with the weight (experts, out, in) of the expert of each row."""
     if x.is_cuda and x.dtype == torch.bfloat16:
         offsets = counts.cumsum(0, dtype=torch.int32)
-        return torch._grouped_mm(x.contiguous(), weight.transpose(1, 2), offs=offsets)
+        product: Tensor = torch._grouped_mm(x.contiguous(), weight.transpose(1, 2), offs=offsets)
+        return product
     out = x.new_empty(len(x), weight.shape[1])
     for expert, rows in _rows(counts):
         torch.mm(x[rows], weight[expert].T, out=out[rows])

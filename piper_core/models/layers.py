@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from piper_core.arch.record import Activation, Architecture
 
@@ -54,8 +54,13 @@ def widen(x: Tensor) -> Tensor:
 
 def activation(name: Activation) -> Callable[[Tensor], Tensor]:
     """Return the function of that name."""
-    return {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": _gelu_tanh}[name]
+    table: dict[Activation, Callable[[Tensor], Tensor]] = {
+        "silu": functional.silu,
+        "gelu": functional.gelu,
+        "gelu_tanh": _gelu_tanh,
+    }
+    return table[name]
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
+    return functional.gelu(x, approximate="tanh")

@@ -83,7 +83,7 @@ class Router(nn.Module):
         arch, tokens = self.architecture, scores.shape[0]
         scores = scores.detach() + self.bias if arch.balance == "bias" else scores.detach()
         if arch.expert_groups:  # a group is worth its two best experts
-            grouped = scores.unflatten(1, (arch.expert_groups, -1))
+            grouped = scores.view(tokens, arch.expert_groups, -1)
             worth = grouped.sort(dim=-1, descending=True).values[..., :2].sum(-1)
             best = worth.sort(dim=-1, descending=True, stable=True).indices[:, : arch.top_groups]
             barred = torch.ones_like(worth, dtype=torch.bool).scatter(1, best, False)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from piper_core.arch.record import Architecture
 from piper_core.models.attention import Attention, LatentAttention
@@ -76,7 +76,7 @@ class Head(nn.Module):
             logits = self.cap * torch.tanh(logits / self.cap)
         if targets is None:
             return logits  # type: ignore[no-any-return]  # modules return Any
-        return F.cross_entropy(widen(logits).flatten(0, 1), targets.flatten())
+        return functional.cross_entropy(widen(logits).flatten(0, 1), targets.flatten())
 
 
 class Transformer(nn.Module):
