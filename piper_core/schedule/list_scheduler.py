@@ -17,7 +17,7 @@ from piper_core.schedule.list_improve import Improver
 from piper_core.schedule.list_priority import Rule, patterns, rules
 from piper_core.schedule.list_problem import ListProblem, Measure, Order, check_limits, peaks, slackened
 
-_VISITS = 260_000
+_VISITS = 220_000
 """Visits of tasks that each step of effort allows, about 0.25 s."""
 
 _SHARE = 0.6

@@ -1,13 +1,18 @@
-"""The list scheduler against every family of the same placement: p = 2-8, m = 2-32, uneven costs, seconds. One core."""
+"""The list scheduler against every family of the same placement, and its seconds. One core.
+
+``python -m tests.benchmarks list_scheduler`` takes a sample of the degrees, ``python -m
+tests.benchmarks.list_scheduler`` all of p = 2-8, m = 2-32 (some minutes).
+"""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import median
 
-from piper_core.schedule.list_problem import Measure
+from piper_core.schedule.list_problem import ListProblem, Measure
 from piper_core.schedule.list_scheduler import list_schedule
 from tests.null.schedule.list_cases import (
     PLACEMENTS,
@@ -21,7 +26,8 @@ from tests.null.schedule.list_cases import (
     uniform_cases,
 )
 
-DEGREES, MICROBATCHES = range(2, 9), range(2, 33)
+WHOLE = range(2, 9), range(2, 33)
+SAMPLE = (2, 3, 5, 8), (2, 7, 12, 17, 32)
 VERDICTS = ("better", "bound", "equal", "worse")
 MEASURES: tuple[Measure, ...] = ("makespan", "span")
 SECONDS = (
@@ -33,11 +39,11 @@ SECONDS = (
 """Placement, family whose peaks are the limit, p, m, most seconds at effort 1."""
 
 
-def main(degrees: Sequence[int] = DEGREES, microbatches: Sequence[int] = MICROBATCHES) -> int:
+def main(degrees: Sequence[int] = SAMPLE[0], microbatches: Sequence[int] = SAMPLE[1]) -> int:
     """Print the tables; return 1 when a family is better anywhere or a limit of seconds is broken."""
     slow = _print_seconds()
     worse = _print_uneven()
-    print(f"\nuniform costs, p = {degrees[0]}-{degrees[-1]}, m = {microbatches[0]}-{microbatches[-1]}")
+    print(f"\nuniform costs, p in {[*degrees]}, m in {[*microbatches]}")
     print(f"{'placement':16}{'limit of':18}{'measure':10}" + "".join(f"{word:>8}" for word in VERDICTS))
     found: dict[tuple[str, str, str], Counter[str]] = {}
     for placement, family, p, m in uniform_cases(degrees, microbatches):
@@ -60,9 +66,7 @@ def _print_seconds() -> int:
         costs = [(1.0 + stage % 3 / 10, 1.3, 0.8) for stage in range(stages)], 0.2
         peaks = replays(placement, p, m, uniform(stages))[family].peak_chunks
         problem = problem_of(placement, p, m, costs, peaks)
-        took = [
-            _quickest(lambda effort=effort, problem=problem: list_schedule(problem, effort=effort)) for effort in (0, 1)
-        ]  # type: ignore[misc]
+        took = [_quickest_s(problem, effort) for effort in (0, 1)]
         print(
             f"{placement:16}{family:18}{p:3}{m:4}{len(problem.row):7}"
             + "".join(f"{seconds:9.3f}s" for seconds in took)
@@ -89,10 +93,14 @@ def _margin(compared: Compared) -> str:
     return f"{compared.found_s:8.2f} (family {compared.family_s:.2f}, bound {compared.bound_s:.2f})"
 
 
-def _quickest(work: Callable[[], object]) -> float:
+def _quickest_s(problem: ListProblem, effort: int) -> float:
     times = []
     for _ in range(3):
-        start_s = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start_s)
+        start_s = time.process_time()
+        list_schedule(problem, effort=effort)
+        times.append(time.process_time() - start_s)
     return min(times)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*WHOLE))
