@@ -1,0 +1,1 @@
+"""From a PyTorch model to chunks: annotations, capture, cut, costs, execution."""
