@@ -10,6 +10,7 @@ from piper_core.ir.action import ActionKind
 from piper_core.schedule.plan import CODE, Plan, Stream, StreamKind, assemble
 
 SENDS = (CODE[ActionKind.SEND_F], CODE[ActionKind.SEND_B])
+FREE = CODE[ActionKind.FREE]
 KIND, STAGE, MICROBATCH = range(3)
 
 
@@ -130,8 +131,18 @@ def swap_sends(rng: Random, plan: Plan, streams: list[tuple[Stream, list[Item]]]
                 queue[i], queue[i + 1] = queue[i + 1], queue[i]
 
 
+def free(rng: Random, plan: Plan, streams: list[tuple[Stream, list[Item]]]) -> None:
+    """Free a bucket earlier or later, twice or never."""
+    places = [(items, i) for _, items in streams for i, item in enumerate(items) if item.columns[KIND] == FREE]
+    if places:
+        items, i = rng.choice(places)
+        item = items.pop(i)
+        for _ in range(rng.choice((0, 1, 1, 1, 2))):
+            items.insert(max(0, min(len(items), i + rng.randint(-4, 4))), Item(list(item.columns), []))
+
+
 EDITS: tuple[Callable[[Random, Plan, list[tuple[Stream, list[Item]]]], None], ...] = (
-    swap, swap, swap, drop, double, unwait, unwait, unwait, wait, wait, wait, wait, move, move, renumber, swap_sends,
+    swap, swap, swap, drop, double, unwait, unwait, unwait, wait, wait, wait, wait, move, move, renumber, swap_sends, free,
 )  # fmt: skip
 
 
