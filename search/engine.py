@@ -127,6 +127,7 @@ def search(
 
     Raises:
         InfeasibleError: no configuration is legal, or none fits; the text says what is short by how much.
+        KeyboardInterrupt: at Ctrl-C while nothing that fits has been found.
     """
     start = time.perf_counter()
     space.check()
@@ -136,9 +137,11 @@ def search(
     result = Result(size=generator.size)
     seen: dict[Configuration, Candidate] = {}
     tightest: tuple[float, Candidate | None] = (inf, None)
+    floor = inf  # what an interrupt in mid-expansion may lose from the generator
     with _evaluator(problem, workers) as run:
         try:
             while True:
+                floor = generator.bound()
                 threshold = result.candidates[top - 1].score.step_time_s if len(result.candidates) >= top else inf
                 batch = generator.ask(BATCH, threshold)
                 if not batch:
@@ -168,13 +171,15 @@ def search(
                     break
         except KeyboardInterrupt:
             result.stopped = "interrupted"
-    _finish(result, generator, start)
+    _finish(result, generator, start, floor if result.stopped == "interrupted" else inf)
     if not result.candidates:
+        if result.stopped == "interrupted":
+            raise KeyboardInterrupt
         raise _nothing_found(problem, result, generator, tightest)
     return result
 
 
-def _finish(result: Result, generator: BestFirst, start: float) -> None:
+def _finish(result: Result, generator: BestFirst, start: float, floor: float) -> None:
     result.pruned |= {reason: n for reason, n in generator.pruned.items() if n}
     if result.too_big:
         result.pruned["memory: simulated"] = result.too_big
@@ -185,7 +190,7 @@ def _finish(result: Result, generator: BestFirst, start: float) -> None:
         result.pruned[TIME if result.stopped == "proved" else "not reached"] = result.size - counted
     if result.candidates:
         best = result.best.score.step_time_s
-        result.proof_gap = max(0.0, (best - min(best, generator.bound())) / best)
+        result.proof_gap = max(0.0, (best - min(best, floor, generator.bound())) / best)
     result.wall_s = time.perf_counter() - start
 
 

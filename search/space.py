@@ -58,6 +58,14 @@ class Configuration:
 
 
 FIXABLE = tuple(f.name for f in fields(Configuration))
+_WORDS = {
+    "schedule": tuple(FAMILIES),
+    "zero": ("0", "1", "2", "3"),
+    "recompute": (str(Recompute.NONE), str(Recompute.FULL)),
+    "sequence_parallel": ("on", "off"),
+    "cuts": CUTS,
+}
+"""Values of the axes that do not count."""
 _SHORT = {"b": "micro_batch", "m": "num_microbatches", "v": "virtual_stages", "sp": "sequence_parallel"}
 
 
@@ -67,9 +75,9 @@ class Space:
 
     Constraints, stated once: pp x tp x dp is the number of GPUs; tp divides heads, key heads, widths and
     vocabulary and stays inside a node; dp divides the global batch; ep divides dp and the experts; stages do not
-    outnumber layers; the schedule accepts (pp, v, m); ZeRO-2/3 need each stage on one row; ZeRO needs dp > 1;
-    sequence parallelism needs tp > 1 and a sequence that tp divides. Without a pipeline (pp = 1) every family
-    is plain gradient accumulation, written 1f1b. ``fix`` narrows an axis to some values.
+    outnumber layers; the schedule accepts (pp, v, m); ZeRO-2/3, and tied parameters, need each stage on one
+    row; ZeRO needs dp > 1; sequence parallelism needs tp > 1 and a sequence that tp divides. Without a pipeline
+    (pp = 1) every family is plain gradient accumulation, written 1f1b. ``fix`` narrows an axis to some values.
     """
 
     architecture: Architecture
@@ -115,7 +123,7 @@ class Space:
             if not self._keeps("schedule", name) or (pp == 1 and name != "1f1b"):
                 continue
             family = FAMILIES[name]
-            if pp not in family.degrees():
+            if pp not in family.degrees() or (self.architecture.tied and family.layout is Layout.BIDIRECTIONAL):
                 continue
             for v in family.virtual_stages(pp):
                 if pp * v > self.architecture.layers:
@@ -175,7 +183,7 @@ def parse_fix(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Read ``--fix axis=value[,value]``.
 
     Raises:
-        ConfigError: not of that form, an unknown axis, or the same axis twice.
+        ConfigError: not of that form, an unknown axis, the same axis twice, or a value that the axis cannot take.
     """
     fixed: dict[str, tuple[str, ...]] = {}
     for text in texts:
@@ -189,8 +197,28 @@ def parse_fix(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
                               else "axes are " + ", ".join(FIXABLE)))  # fmt: skip
         if name in fixed:
             raise ConfigError(f"--fix gives {name} twice: {','.join(fixed[name])} and {value}")
-        fixed[name] = tuple(part.strip() for part in value.split(","))
+        fixed[name] = tuple(_value(text, name, part.strip()) for part in value.split(","))
     return fixed
+
+
+def _value(text: str, name: str, part: str) -> str:
+    """Return a value of an axis as the space writes it.
+
+    Raises:
+        ConfigError: no value that the axis can take.
+    """
+    if not part:
+        raise ConfigError(f"--fix {text!r} is not of the form axis=value, such as pp=4 or schedule=1f1b,zbv")
+    legal = _WORDS.get(name)
+    if legal is None:
+        if part.isdecimal() and len(part) < 10 and int(part) >= 1:
+            return str(int(part))
+        raise ConfigError(f"--fix {text!r}: {name} takes an integer of at least 1, found {part!r}")
+    if part not in legal:
+        near = get_close_matches(part, legal, n=1)
+        raise ConfigError(f"--fix {text!r}: {name} takes {', '.join(legal)}; found {part!r}"
+                          + (f", did you mean {near[0]}?" if near else ""))  # fmt: skip
+    return part
 
 
 def why_empty(space: Space) -> InfeasibleError:

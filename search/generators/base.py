@@ -18,7 +18,7 @@ class Generator(Protocol):
     """Configurations that were never built, by reason."""
 
     def ask(self, n: int, threshold_s: float) -> list[Configuration]:
-        """Return up to ``n`` configurations that may take less than ``threshold_s``; none when there are no more."""
+        """Return up to ``n`` configurations that may take ``threshold_s`` or less; none when there are no more."""
         ...
 
     def tell(self, config: Configuration, step_time_s: float | None) -> None:

@@ -12,6 +12,8 @@ from search.bound import Bounds
 from search.space import Configuration, Space
 
 _PARTIAL, _WHOLE, _REPLAYED = range(3)
+ROUNDING = 1 + 1e-9
+"""What a bound may exceed a step time by that it equals, since they add up in different orders."""
 
 STATE, ACTIVATIONS, ORDER, TIME, SAME = (
     "memory: state alone", "memory: state and activations", "memory: along the order", "time bound",
@@ -102,9 +104,9 @@ class BestFirst:
             self.nearest = (need, config)
 
     def ask(self, n: int, threshold_s: float) -> list[Configuration]:
-        """Return up to ``n`` configurations that may take less than ``threshold_s``."""
+        """Return up to ``n`` configurations that may take ``threshold_s`` or less."""
         batch: list[Configuration] = []
-        while self._heap and len(batch) < n and self._heap[0][0] < threshold_s:
+        while self._heap and len(batch) < n and self._heap[0][0] <= threshold_s * ROUNDING:
             bound, level, config = heappop(self._heap)
             if level == _PARTIAL:
                 self._expand(config)

@@ -1,0 +1,71 @@
+"""Bounds never exceed what building and simulating a configuration gives."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from random import Random
+
+import pytest
+
+from piper_core.arch.record import Architecture
+from piper_core.schedule.families import FAMILIES
+from search.space import Configuration
+from tests.null.search.spaces import DENSE, MOE, SHARED, TIED_BIAS, WIDE_HEAD, Case, case, grid_of, leaves
+
+SLACK = 1 + 1e-9
+EACH = 48
+CASES = [
+    (DENSE, "p4d", 8, 32, 512),
+    (DENSE, "p4de", 16, 64, 2048),
+    (WIDE_HEAD, "p4d", 16, 64, 256),
+    (MOE, "p4d", 16, 64, 1024),
+    (SHARED, "p4de", 8, 48, 512),
+    (TIED_BIAS, "p4de", 8, 24, 512),
+]
+
+
+def sample(it: Case, n: int, seed: int) -> list[Configuration]:
+    """Return ``n`` configurations, evenly over schedules and ZeRO stages."""
+    rng, by = Random(seed), dict[tuple[str, int], list[Configuration]]()
+    for config in leaves(it.space):
+        by.setdefault((config.schedule, config.zero), []).append(config)
+    keys = sorted(by)
+    return [rng.choice(by[keys[i % len(keys)]]) for i in range(n)]
+
+
+@pytest.mark.parametrize(("architecture", "cluster", "gpus", "batch", "seq_len"), CASES)
+def test_bounds_are_below_the_simulated_step(
+    architecture: Architecture, cluster: str, gpus: int, batch: int, seq_len: int
+) -> None:
+    it = case(architecture, cluster, gpus, batch, seq_len)
+    bounds = it.problem.bounds
+    for config in sample(it, EACH, seed=gpus):
+        grid = grid_of(config)
+        score = it.problem.score(config)
+        seconds, size = bounds.partial(config)
+        times = seconds, bounds.time_bound(config), bounds.replay(config, grid), score.step_time_s
+        sizes = size, bounds.memory_floor(config), bounds.memory_of_order(config, grid), score.worst_row_bytes
+        for low, high in (*pairwise(times), *pairwise(sizes)):
+            assert low <= high * SLACK, (str(config), times, sizes)
+
+
+def test_the_sample_meets_every_choice() -> None:
+    """All that the space can vary occurs in the sample above."""
+    met: Counter[tuple[object, ...]] = Counter()
+    for architecture, cluster, gpus, batch, seq_len in CASES:
+        for config in sample(case(architecture, cluster, gpus, batch, seq_len), EACH, seed=gpus):
+            met.update([("schedule", config.schedule, config.zero), ("recompute", config.recompute)])
+            met.update([("tp", config.tp > 1, config.sequence_parallel), ("ep", config.ep > 1), ("cuts", config.cuts)])
+    assert len(CASES) * EACH >= 150
+    for schedule in FAMILIES:
+        assert all(met["schedule", schedule, zero] for zero in (range(2) if schedule == "dualpipe" else range(4)))
+    choices: list[tuple[object, ...]] = [
+        ("recompute", "full"),
+        ("recompute", "none"),
+        ("tp", True, True),
+        ("tp", True, False),
+    ]
+    choices += [("tp", False, False), ("ep", True), ("ep", False), ("cuts", "even"), ("cuts", "balanced")]
+    for choice in choices:
+        assert met[choice] >= 10, choice

@@ -1,0 +1,169 @@
+"""The search finds what listing everything finds, says what it left out, and gives the same answer every time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from itertools import chain, pairwise
+
+import pytest
+
+from piper_core.arch.record import Architecture
+from piper_core.errors import InfeasibleError
+from search.engine import Candidate, Result, pareto, search, to_data
+from search.generators.base import Generator
+from search.generators.best_first import BestFirst
+from tests.null.search.spaces import DENSE, MOE, WIDE_HEAD, Case, best_by_listing, case, leaves
+
+TOP = 10
+LISTED: list[tuple[Architecture, str, int, int, int, Sequence[str], float | None]] = [
+    (DENSE, "p4d", 4, 8, 512, ["recompute=none", "b=1,2", "sp=off"], None),
+    (DENSE, "p4d", 4, 8, 2048, ["schedule=1f1b,zbv,v_min,zb_h1,gpipe", "sp=off", "b=1,2"], 1.5),
+    (MOE, "p4de", 4, 8, 512, ["schedule=dualpipe,dualpipev,zb_h1", "recompute=none"], None),
+    (WIDE_HEAD, "p4d", 8, 16, 256, ["schedule=interleaved_1f1b,v_half,zb_h2", "b=2", "pp=2,4", "recompute=none"], None),
+    (MOE, "p4d", 8, 8, 1024, ["schedule=1f1b,dualpipe", "b=1", "sp=off"], 1.6),
+]
+
+
+def run(it: Case, *, top: int = TOP, workers: int = 1, budget_s: float = 1e6) -> Result:
+    return search(it.problem, it.space, top=top, budget_s=budget_s, workers=workers)
+
+
+@pytest.mark.parametrize(("architecture", "cluster", "gpus", "batch", "seq_len", "fix", "memory_gib"), LISTED)
+def test_finds_what_listing_finds(
+    architecture: Architecture, cluster: str, gpus: int, batch: int, seq_len: int, fix: Sequence[str],
+    memory_gib: float | None,
+) -> None:  # fmt: skip
+    it = case(architecture, cluster, gpus, batch, seq_len, fix, memory_gib=memory_gib)
+    listed = list(leaves(it.space))
+    assert 40 <= len(listed) <= 300
+    expected = best_by_listing(it)
+    assert len(expected) > TOP
+    found = run(it)
+    assert [c.config for c in found.candidates[:TOP]] == [c.config for c in expected[:TOP]]
+    assert found.candidates[:TOP] == expected[:TOP]
+    assert found.size == len(listed)
+    assert found.stopped == "proved"
+    assert found.proof_gap == 0
+    assert sum(found.pruned.values()) + len(found.candidates) == found.size
+    assert min(found.pruned.values(), default=1) > 0
+    assert not found.rejected
+    if memory_gib is not None:
+        assert sum(n for reason, n in found.pruned.items() if reason.startswith("memory")) > 0
+        assert len(expected) < len(listed)
+    for one in (1, 3):  # a shorter list is the head of the longer one
+        assert [c.config for c in run(it, top=one).candidates[:one]] == [c.config for c in expected[:one]]
+
+
+def small() -> Case:
+    return case(DENSE, "p4d", 4, 8, 512, ["recompute=none", "b=1,2", "sp=off"])
+
+
+def told(result: Result) -> str:
+    """Return all of a result but its clock."""
+    data = to_data(result, seed=0)
+    del data["wall_s"]
+    return json.dumps(data)
+
+
+def test_the_same_answer_with_any_number_of_workers_and_in_a_new_process() -> None:
+    here = told(run(small()))
+    assert told(run(small())) == here
+    assert told(run(small(), workers=2)) == here
+    program = "from tests.null.search.test_search import run, small, told\nprint(told(run(small(), workers=3)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == here + "\n"
+
+
+def test_ties_stand_in_the_order_of_configurations() -> None:
+    it = case(DENSE, "p4d", 2, 4, 256, ["pp=2", "schedule=1f1b,gpipe,zb_h1", "recompute=none"])
+    found = run(it, top=50)
+    keys = [candidate.key for candidate in found.candidates]
+    assert keys == sorted(keys)
+    tied = [(a, b) for a, b in pairwise(keys) if a[0] == b[0]]
+    assert tied, "the case no longer has a tie"
+
+
+def test_a_budget_ends_between_batches_and_says_what_was_not_reached() -> None:
+    it = case(DENSE, "p4de", 16, 64, 2048)
+    found = run(it, budget_s=1e-9)
+    assert found.stopped == "budget"
+    assert found.candidates
+    assert found.pruned["not reached"] > 0
+    assert sum(found.pruned.values()) + len(found.candidates) == found.size
+    best = found.best.score.step_time_s
+    whole = run(it, budget_s=5.0)
+    assert whole.best.score.step_time_s >= best * (1 - found.proof_gap) * (1 - 1e-9)
+
+
+def test_an_interrupt_gives_the_best_so_far() -> None:
+    it = case(DENSE, "p4de", 16, 64, 2048)
+
+    def stop(result: Result, generator: Generator) -> None:
+        if result.simulated > 12:
+            raise KeyboardInterrupt
+
+    found = search(it.problem, it.space, workers=1, budget_s=1e6, progress=stop)
+    assert found.stopped == "interrupted"
+    assert 12 < found.simulated < 30
+    assert found.candidates == sorted(found.candidates, key=lambda candidate: candidate.key)
+    assert found.proof_gap < 1
+    assert sum(found.pruned.values()) + len(found.candidates) == found.size
+
+
+def test_an_interrupt_before_anything_fits_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(self: BestFirst, n: int, threshold_s: float) -> list[object]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(BestFirst, "ask", stop)
+    with pytest.raises(KeyboardInterrupt):
+        run(small())
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "words"),
+    [
+        (1.0, ("none of ", " fits 1.0 GiB a GPU", "GiB short")),
+        (0.5, ("none of ", " fits 0.5 GiB a GPU", "GiB short")),
+    ],
+)
+def test_nothing_fits(memory_gib: float, words: tuple[str, ...]) -> None:
+    it = case(DENSE, "p4d", 4, 8, 2048, memory_gib=memory_gib)
+    with pytest.raises(InfeasibleError) as caught:
+        run(it)
+    text = str(caught.value)
+    assert all(word in text for word in words), text
+    assert "\n" not in text
+    assert f"{len(list(leaves(it.space))):,} configurations" in text
+
+
+def test_what_is_short_is_true() -> None:
+    """The configuration that the message names does not need less than the message says."""
+    it = case(DENSE, "p4d", 4, 8, 2048, memory_gib=1.02)
+    with pytest.raises(InfeasibleError, match="GiB short") as caught:
+        run(it)
+    text = str(caught.value)
+    need = float(text.partition(" needs ")[2].split()[0])
+    named = next(config for config in leaves(it.space) if f"short: {config} needs" in text)
+    assert 1.02 <= need <= it.problem.score(named).worst_row_bytes / 2**30 + 0.051
+
+
+def test_pareto_has_what_nothing_beats() -> None:
+    found = run(small(), top=40).candidates
+    front = pareto(found)
+    for i, candidate in enumerate(found):
+        beaten = any(_beats(other, candidate) for other in found)
+        assert (i in front) == (not beaten)
+
+
+def _beats(a: Candidate, b: Candidate) -> bool:
+    x, y = (a.score.step_time_s, a.score.worst_row_bytes), (b.score.step_time_s, b.score.worst_row_bytes)
+    return all(m <= n for m, n in zip(x, y, strict=True)) and (x < y or (x == y and a.key < b.key))
+
+
+def test_counts_do_not_depend_on_what_a_person_fixes() -> None:
+    whole = list(leaves(case(MOE, "p4de", 8, 16, 256).space))
+    parts = [list(leaves(case(MOE, "p4de", 8, 16, 256, [f"pp={pp}"]).space)) for pp in (1, 2, 4, 8)]
+    assert list(chain(*parts)) == whole

@@ -1,0 +1,194 @@
+"""The space: what it yields is legal, builds and runs; ``--fix`` and its errors."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+
+from piper_core.arch.record import Architecture
+from piper_core.errors import ConfigError, InfeasibleError
+from piper_core.schedule.families import FAMILIES
+from search.generators.best_first import BestFirst
+from search.space import FIXABLE, Configuration, Space, divisors, parse_fix, why_empty
+from tests.null.search.spaces import DENSE, MOE, SHARED, TIED, TIED_BIAS, case, leaves
+from tests.null.search.test_bound import sample
+
+CASES = [(DENSE, "p4d", 12, 24, 512), (MOE, "p4de", 16, 32, 256), (TIED_BIAS, "p4d", 8, 24, 512)]
+
+
+@pytest.mark.parametrize(("architecture", "cluster", "gpus", "batch", "seq_len"), CASES)
+def test_the_size_is_the_number_listed(
+    architecture: Architecture, cluster: str, gpus: int, batch: int, seq_len: int
+) -> None:
+    it = case(architecture, cluster, gpus, batch, seq_len)
+    listed = list(leaves(it.space))
+    assert len(set(listed)) == len(listed)
+    assert BestFirst(it.space, it.problem.bounds, inf).size == len(listed)
+
+
+@pytest.mark.parametrize(("architecture", "cluster", "gpus", "batch", "seq_len"), CASES)
+def test_every_configuration_is_whole(
+    architecture: Architecture, cluster: str, gpus: int, batch: int, seq_len: int
+) -> None:
+    it = case(architecture, cluster, gpus, batch, seq_len)
+    for config in leaves(it.space):
+        assert config.pp * config.tp * config.dp == gpus
+        assert config.dp % config.ep == 0
+        assert config.micro_batch * config.num_microbatches * config.dp == batch
+        layers, seconds = it.problem.costs.of(config)
+        assert sum(layers) == architecture.layers
+        assert len(layers) == len(seconds) == config.stages
+        assert min(layers) >= 1
+
+
+@pytest.mark.parametrize(("architecture", "cluster", "gpus", "batch", "seq_len"), CASES)
+def test_every_configuration_applies_and_verifies(
+    architecture: Architecture, cluster: str, gpus: int, batch: int, seq_len: int
+) -> None:
+    it = case(architecture, cluster, gpus, batch, seq_len)
+    for config in sample(it, 40, seed=1):
+        if config.schedule == "dualpipev" and config.zero == 3 and config.recompute == "full":
+            continue  # see the next test
+        compiled = it.problem.compile(config)  # raises where it does not apply or would not run
+        chunks = compiled.dag.chunks
+        assert {chunk.layer for chunk in chunks} == set(range(-1, architecture.layers + 1)), str(config)
+        assert len(compiled.plan.rows) == config.pp
+        assert compiled.plan.microbatches == config.num_microbatches
+        assert sorted(rank for row in compiled.plan.rows for rank in row) == list(range(gpus))
+
+
+@pytest.mark.xfail(strict=True, reason="a piece of an opened backward is taken to use a bucket that was freed before")
+def test_overlapped_recompute_under_zero_3() -> None:
+    it = case(DENSE, "p4d", 8, 32, 512)
+    it.problem.compile(Configuration(2, 1, 8, 1, "dualpipev", 2, 3, 1, 4, "full", False, "balanced"))
+
+
+@pytest.mark.xfail(strict=True, reason="experts of a stage on two rows are grouped by the first row's places alone")
+def test_experts_of_a_stage_on_two_rows_are_reduced_with_their_like() -> None:
+    it = case(SHARED, "p4de", 8, 48, 512)
+    dag = it.problem.compile(Configuration(2, 1, 4, 2, "dualpipe", 1, 1, 2, 6, "none", False, "even")).dag
+    assert {bucket.ranks for bucket in dag.buckets if bucket.expert} == {4}
+
+
+def test_a_tied_model_lies_on_one_row_a_stage() -> None:
+    it = case(TIED, "p4d", 8, 16, 256)
+    assert "dualpipe" not in {config.schedule for config in leaves(it.space)}
+    assert "dualpipe" in {config.schedule for config in leaves(case(DENSE, "p4d", 8, 16, 256).space)}
+
+
+def test_axes_are_what_is_listed() -> None:
+    it = case(MOE, "p4de", 8, 16, 256)
+    listed = list(leaves(it.space))
+    for name, values in it.space.axes().items():
+        found = {getattr(config, name) for config in listed}
+        if name == "sequence_parallel":
+            found = {"on" if value else "off" for value in found}
+        assert set(values) >= found, name
+        if name not in ("micro_batch", "num_microbatches"):  # dp alone decides these; no schedule may take one
+            assert set(values) == found, name
+
+
+@pytest.mark.parametrize("axis", FIXABLE)
+def test_fix_narrows_an_axis_and_nothing_else(axis: str) -> None:
+    free = list(leaves(case(MOE, "p4de", 8, 16, 256).space))
+    words = {True: "on", False: "off"}
+    counts: dict[str, int] = {}
+    for config in free:
+        value = getattr(config, axis)
+        counts.setdefault(words[value] if axis == "sequence_parallel" else str(value), 0)
+        counts[words[value] if axis == "sequence_parallel" else str(value)] += 1
+    for value, count in counts.items():
+        fixed = list(leaves(case(MOE, "p4de", 8, 16, 256, [f"{axis}={value}"]).space))
+        assert len(fixed) == count
+        assert set(fixed) <= set(free)
+    both = list(leaves(case(MOE, "p4de", 8, 16, 256, [f"{axis}={','.join(counts)}"]).space))
+    assert both == free
+
+
+@pytest.mark.parametrize(
+    ("texts", "fixed"),
+    [
+        ([], {}),
+        (["pp=4"], {"pp": ("4",)}),
+        (["pp=4,8", "schedule=1f1b, zbv"], {"pp": ("4", "8"), "schedule": ("1f1b", "zbv")}),
+        (["b=2", "m=8", "v=2", "sp=on"], {"micro_batch": ("2",), "num_microbatches": ("8",), "virtual_stages": ("2",),
+                                          "sequence_parallel": ("on",)}),
+        (["micro-batch=2"], {"micro_batch": ("2",)}),
+        ([" pp =04"], {"pp": ("4",)}),
+    ],
+)  # fmt: skip
+def test_parse_fix(texts: list[str], fixed: dict[str, tuple[str, ...]]) -> None:
+    assert parse_fix(texts) == fixed
+
+
+@pytest.mark.parametrize(
+    ("texts", "reason"),
+    [
+        (["pp"], "not of the form axis=value"),
+        (["pp="], "not of the form axis=value"),
+        (["=4"], "no axis ''"),
+        (["schedul=1f1b"], "did you mean schedule"),
+        (["zzz=4"], "axes are pp, tp"),
+        (["pp=4", "pp=8"], "pp twice"),
+        (["b=1", "micro_batch=1"], "micro_batch twice"),
+        (["pp=4,"], "not of the form axis=value"),
+        (["pp=four"], "pp takes"),
+        (["schedule=1f1"], "schedule takes"),
+        (["zero=4"], "zero takes"),
+        (["sp=yes"], "sequence_parallel takes on, off"),
+        (["recompute=selective"], "recompute takes none, full"),
+        (["cuts=best"], "cuts takes balanced, even"),
+        (["pp=0"], "pp takes"),
+        (["tp=-2"], "tp takes"),
+    ],
+)
+def test_parse_fix_refuses(texts: list[str], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        parse_fix(texts)
+
+
+@pytest.mark.parametrize(
+    ("fix", "reason"),
+    [
+        (["pp=3"], "leaves no pp x tp x dp = 8; without it pp is one of 1, 2, 4, 8"),
+        (["pp=4", "tp=4"], "leaves no pp x tp x dp = 8"),
+        (["pp=4", "dp=4"], "leaves no pp x tp x dp = 8"),
+        (["ep=2"], "ep is one of 1$"),
+        (["pp=1", "schedule=zbv"], "leaves no configuration"),
+        (["pp=2", "schedule=zbv", "v=3"], "leaves no configuration"),
+        (["dp=1", "zero=3"], "leaves no configuration"),
+        (["tp=1", "sp=on"], "leaves no configuration"),
+        (["schedule=dualpipe", "zero=2"], "leaves no configuration"),
+        (["b=3"], "leaves no configuration"),
+    ],
+)
+def test_a_contradiction_is_named(fix: list[str], reason: str) -> None:
+    it = case(DENSE, "p4d", 8, 16, 256, fix)
+    assert not list(leaves(it.space))
+    error = why_empty(it.space)
+    assert isinstance(error, InfeasibleError)
+    with pytest.raises(InfeasibleError, match=reason):
+        raise error
+    for text in fix:
+        assert text.partition("=")[2] in str(error)
+
+
+def test_gpus_that_nothing_makes() -> None:
+    it = case(DENSE, "p4d", 23, 16, 256)
+    assert "no pp x tp x dp makes 23 GPUs" in str(why_empty(it.space))
+
+
+def test_numbers_that_no_configuration_meets() -> None:
+    for gpus, batch, seq_len in ((0, 1, 1), (-1, 1, 1), (1, 0, 1), (1, 1, 0)):
+        with pytest.raises(ConfigError, match="must be at least 1"):
+            Space(DENSE, gpus, 8, batch, seq_len, {}).check()
+
+
+def test_divisors() -> None:
+    for n in range(1, 200):
+        assert divisors(n) == [d for d in range(1, n + 1) if n % d == 0]
+
+
+def test_every_family_is_reached() -> None:
+    assert {config.schedule for config in leaves(case(DENSE, "p4d", 8, 16, 256).space)} == set(FAMILIES)
