@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,7 +16,8 @@ Fusion = Literal["fused", "unfused"]
 class Parameter:
     """One parameter tensor: ``numel`` elements; which kinds of ``shard`` divide it.
 
-    ``tie`` names the group of parameters that are one tensor in the model ("" for none).
+    ``tie`` names the group of parameters that are one tensor in the model ("" for none); ``used`` is the part of it
+    that one token meets.
     """
 
     name: str
@@ -23,6 +25,7 @@ class Parameter:
     tensor: bool = True
     expert: bool = False
     tie: str = ""
+    used: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,8 @@ class Chunk:
 
     ``layer`` is -1 for the embedding and L (the number of layers) for final norm and head. ``output_bytes``
     is the activation handed to the next chunk, ``hidden_bytes`` one hidden-state tensor (what tensor
-    parallelism reduces), ``token_bytes`` what expert parallelism dispatches (top-k copies), ``kv_bytes`` keys
+    parallelism reduces), ``column_bytes`` what enters its column-parallel layers where that is something else (0: it
+    is the hidden state), ``token_bytes`` what expert parallelism dispatches (top-k copies), ``kv_bytes`` keys
     and values (what a ring exchanges), ``qkvo_bytes`` what an all-to-all context exchange moves; all bytes
     are for one sequence. ``saved`` is held from F to the end of the backward without recompute,
     ``saved_selective`` with selective recompute, ``saved_full`` (the input) with full recompute. ``stash`` is
@@ -124,6 +128,7 @@ class Chunk:
     parameters: tuple[Parameter, ...] = ()
     output_bytes: float = 0.0
     hidden_bytes: float = 0.0
+    column_bytes: float = 0.0
     token_bytes: float = 0.0
     kv_bytes: float = 0.0
     qkvo_bytes: float = 0.0
@@ -170,13 +175,17 @@ class ModelChunks:
     @property
     def parameters(self) -> int:
         """Number of parameters, tied ones once."""
+        return sum(parameter.numel for parameter in self._distinct())
+
+    @property
+    def active_parameters(self) -> int:
+        """Number of parameters that one token meets: of the experts, only those picked for it."""
+        return round(sum(parameter.numel * parameter.used for parameter in self._distinct()))
+
+    def _distinct(self) -> Iterator[Parameter]:
         seen: set[str] = set()
-        total = 0
         for chunk in self.chunks:
             for parameter in chunk.parameters:
-                if parameter.tie and parameter.tie in seen:
-                    continue
-                if parameter.tie:
+                if not parameter.tie or parameter.tie not in seen:
                     seen.add(parameter.tie)
-                total += parameter.numel
-        return total
+                    yield parameter

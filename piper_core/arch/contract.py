@@ -11,7 +11,7 @@ from piper_core.arch.record import Architecture
 from piper_core.errors import ConfigError
 from piper_core.names import Axis, Collective, Phase, Region, ShardKind
 
-Payload = Literal["hidden", "token", "kv", "qkv", "out", "loss"]
+Payload = Literal["hidden", "column", "token", "kv", "qkv", "out", "loss"]
 Method = Literal["ring", "all_to_all"]
 
 
@@ -38,6 +38,8 @@ def payload_bytes(exchange: Exchange, chunk: Chunk) -> float:
     match exchange.payload:
         case "hidden":
             size = chunk.hidden_bytes
+        case "column":
+            size = chunk.column_bytes or chunk.hidden_bytes
         case "token":
             size = chunk.token_bytes
         case "kv":
@@ -92,9 +94,9 @@ def contract(
 
 def _tensor(region: Region, phase: Phase) -> tuple[Exchange, ...]:
     """Megatron: partial sums meet after the row-parallel layer in F, before the column-parallel one in BI."""
-    reduce = Exchange(Collective.ALL_REDUCE, Axis.TENSOR, False, "hidden")
     if region is Region.ROUTER or phase is Phase.BW:
         return ()
+    reduce = Exchange(Collective.ALL_REDUCE, Axis.TENSOR, False, "column" if phase in (Phase.B, Phase.BI) else "hidden")
     if region is Region.EMBED:
         return (reduce,) if phase is Phase.F else ()
     if region is Region.HEAD and phase is Phase.F:
@@ -104,19 +106,20 @@ def _tensor(region: Region, phase: Phase) -> tuple[Exchange, ...]:
 
 def _sequence(region: Region, phase: Phase, regather: bool) -> tuple[Exchange, ...]:
     """Each all_reduce becomes a reduce_scatter, and an all_gather where the tensor is used."""
-    payload: Payload = "token" if region is Region.EXPERT else "hidden"
-    gather = Exchange(Collective.ALL_GATHER, Axis.SEQUENCE, True, payload)
-    scatter = Exchange(Collective.REDUCE_SCATTER, Axis.SEQUENCE, False, payload)
-    whole, weight = phase is Phase.B, phase is Phase.BW
+    first: Payload = "token" if region is Region.EXPERT else "column"
+    last: Payload = "token" if region is Region.EXPERT else "hidden"
+    forward, whole, weight = phase is Phase.F, phase is Phase.B, phase is Phase.BW
+    gather = Exchange(Collective.ALL_GATHER, Axis.SEQUENCE, True, first if forward else last)
+    scatter = Exchange(Collective.REDUCE_SCATTER, Axis.SEQUENCE, False, last if forward else first)
     if region is Region.ROUTER:
         return ()
     if region is Region.EMBED:  # its whole backward is a weight gradient, which needs the full gradient
-        return (scatter,) if phase is Phase.F else (gather,) if whole or weight else ()
-    again = (gather,) if regather else ()
+        return (scatter,) if forward else (gather,) if whole or weight else ()
+    again = (Exchange(Collective.ALL_GATHER, Axis.SEQUENCE, True, first),) if regather else ()
     if weight:
         return again
     if region is Region.HEAD:
-        if phase is Phase.F:
+        if forward:
             return gather, Exchange(Collective.ALL_REDUCE, Axis.TENSOR, False, "loss")
         return (*(again if whole else ()), scatter)
     return (*(again if whole else ()), gather, scatter)

@@ -77,10 +77,10 @@ class LatentAttention(nn.Module):
         h = self.norm(x)
         latent = self.q_norm(self.q_down(h)) if self.q_down is not None and self.q_norm is not None else h
         q = split_heads(self.q(latent), self.head_dim)
-        q_plain, q_rope = torch.split(q, (self.plain_dim, self.rope_dim), dim=-1)
-        down, k_rope = torch.split(self.kv_down(h), (self.kv_rank, self.rope_dim), dim=-1)
+        q_plain, q_rope = torch.split(q, [self.plain_dim, self.rope_dim], dim=-1)
+        down, k_rope = torch.split(self.kv_down(h), [self.kv_rank, self.rope_dim], dim=-1)
         kv = split_heads(self.kv(self.kv_norm(down)), self.plain_dim + self.value_dim)
-        k_plain, v = torch.split(kv, (self.plain_dim, self.value_dim), dim=-1)
+        k_plain, v = torch.split(kv, [self.plain_dim, self.value_dim], dim=-1)
         k_rope = rotate(k_rope.unsqueeze(1), rope).expand(-1, kv.shape[1], -1, -1)
         q, k = torch.cat((q_plain, rotate(q_rope, rope)), dim=-1), torch.cat((k_plain, k_rope), dim=-1)
         v = functional.pad(v, (0, self.head_dim - self.value_dim))
