@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,17 +25,18 @@ def compute_order(dag: Dag, found: Macros, costs: Costs, row_of_group: Ints) -> 
     edges = dag.edges
     row = row_of_group[found.group]
     k = len(found)
-    claimed = np.zeros(len(dag.groups) + 1, np.bool_)
-    claimed[list(dag.ordered)] = True
+    first, then = _turns(dag, found)
     if len(set(dag.ordered)) == len(dag.groups):
         temporal = edges.role == Role.TEMPORAL
         a, b = found.of[edges.src[temporal]], found.of[edges.dst[temporal]]
         keep = (a >= 0) & (b >= 0) & (a != b)
-        done, stuck = topological(k, a[keep], b[keep])
+        done, stuck = topological(k, np.concatenate([a[keep], first]), np.concatenate([b[keep], then]))
         if stuck:
             raise DirectiveError("cyclic order between the actions of a row")
-        return _as_listed(dag, found, _positions(done, row)), ()
+        return _positions(done, row), ()
     src, dst, message = _macro_edges(dag, found)
+    src, dst = np.concatenate([src, first]), np.concatenate([dst, then])
+    message = np.concatenate([message, np.zeros(len(first), np.bool_)])
     done, stuck = topological(k, src, dst)
     if stuck:
         raise DirectiveError(
@@ -45,7 +47,7 @@ def compute_order(dag: Dag, found: Macros, costs: Costs, row_of_group: Ints) -> 
     direct = set(zip(src[~message].tolist(), dst[~message].tolist(), strict=True))
     partial = _partial_rows(done, row.tolist(), direct)
     if not partial:
-        return _as_listed(dag, found, position), ()
+        return position, ()
     return _complete(dag, found, costs, row, src, dst, message), tuple(sorted(partial))
 
 
@@ -80,16 +82,12 @@ def _positions(order: list[int], row: Ints) -> Ints:
     return position
 
 
-def _as_listed(dag: Dag, found: Macros, position: Ints) -> Ints:
-    """Return the positions with members of an overlap group, which stand side by side, in the order they were named."""
-    if dag.overlaps:
-        find = found.find()
-        for group in dag.overlaps:
-            members = [find[key] for key in group if key in find]
-            places = sorted(position[members].tolist())
-            if places == list(range(places[0], places[0] + len(places))):
-                position[members] = places
-    return position
+def _turns(dag: Dag, found: Macros) -> tuple[Ints, Ints]:
+    """Return edges between consecutive members of each overlap group: they take turns as they were named."""
+    find = found.find() if dag.overlaps else {}
+    pairs = [pair for group in dag.overlaps for pair in pairwise(find[key] for key in group if key in find)]
+    table = np.asarray(pairs, np.int32).reshape(-1, 2)
+    return table[:, 0], table[:, 1]
 
 
 def _partial_rows(order: list[int], row: list[int], direct: set[tuple[int, int]]) -> set[int]:
