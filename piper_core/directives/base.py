@@ -17,14 +17,15 @@ if TYPE_CHECKING:
     from piper_core.mesh import Mesh
 
 E = TypeVar("E")
+_TRIES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Domain:
     """The legal values of a directive's fields on one DAG.
 
-    ``fields`` says them for a person; ``draw`` makes a legal instance from a seeded generator; a directive is
-    a member when its check passes.
+    ``fields`` says them for a person; ``draw`` makes an instance from a seeded generator, legal where anything of
+    the kind is; a directive is a member when it is legal.
     """
 
     fields: Mapping[str, str]
@@ -33,17 +34,20 @@ class Domain:
     mesh: Mesh | None
 
     def __contains__(self, directive: object) -> bool:
-        if not isinstance(directive, Directive):
-            return False
-        try:
-            directive.check(self.dag, self.mesh)
-        except DirectiveError:
-            return False
-        return True
+        return isinstance(directive, Directive) and directive.legal(self.dag, self.mesh)
 
     def sample(self, seed: int) -> Directive[Any]:
-        """Return one legal directive; the same seed gives the same one."""
-        return self.draw(random.Random(seed))
+        """Return one legal directive; the same seed gives the same one.
+
+        Raises:
+            DirectiveError: none was found.
+        """
+        rng = random.Random(seed)
+        for _ in range(_TRIES):
+            made = self.draw(rng)
+            if made in self:
+                return made
+        raise DirectiveError(f"no such directive is legal here, such as {self.draw(rng).to_data()}"[:200])
 
 
 class Directive(ABC, Generic[E]):
@@ -92,5 +96,9 @@ class Directive(ABC, Generic[E]):
         return self.rewrite(dag, [self.check(dag, mesh)])
 
     def legal(self, dag: Dag, mesh: Mesh | None = None) -> bool:
-        """Return whether the check passes."""
-        return self in Domain({}, lambda _: self, dag, mesh)
+        """Return whether it applies to ``dag``."""
+        try:
+            self.check(dag, mesh)
+        except DirectiveError:
+            return False
+        return True

@@ -87,6 +87,8 @@ class Order(Directive[OrderEdit]):
                         yield filter_.without("PASS"), phase
 
     def check(self, dag: Dag, mesh: Mesh | None = None) -> OrderEdit:
+        if (dag.nodes.group[dag.compute] < 0).any():
+            raise DirectiveError("order comes before place", expected="compute that is placed", hint="place it first")
         return self._check_actions(dag) if self.actions else self._check_filters(dag)
 
     def _check_filters(self, dag: Dag) -> OrderEdit:
@@ -215,6 +217,8 @@ class Order(Directive[OrderEdit]):
         }
 
         def draw(rng: Random) -> Order:
+            if (dag.nodes.group[dag.compute] < 0).any():
+                raise DirectiveError("nothing to order: not all compute is placed")
             found = _separate(dag)
             keys = sorted(_key(found, m) for m in range(len(found)) if found.phase[m] != Phase.R)
             made: Order | None = None

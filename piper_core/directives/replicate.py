@@ -20,7 +20,7 @@ from piper_core.directives.read import (
     resolve,
     write_devices,
 )
-from piper_core.directives.shard import check_product, consecutive
+from piper_core.directives.shard import check_product, consecutive, strided
 from piper_core.errors import DirectiveError
 from piper_core.ir.dag import Dag, Mask
 from piper_core.ir.edit import attached, update_states, whole_chunks
@@ -120,6 +120,8 @@ class Replicate(Directive[ReplicateEdit]):
             raise DirectiveError(
                 "shard_params without shard_grads", expected="ZeRO-3 shards both", hint="add shard_grads: true"
             )
+        if self.shard_grads:
+            _one_row(dag, mask)
         rows = [dag.groups[g] for g in np.unique(dag.nodes.group[mask]).tolist()]
         for row in rows:
             _cover(groups, row)
@@ -201,14 +203,17 @@ class Replicate(Directive[ReplicateEdit]):
         }
 
         def draw(rng: Random) -> Replicate:
-            group = int(dag.nodes.group[rng.choice(np.flatnonzero(dag.compute).tolist())])
-            if group < 0:
+            placed = dag.compute & (dag.nodes.group >= 0)
+            if not placed.any():
                 raise DirectiveError("nothing is placed")
-            stages = np.unique(dag.nodes.stage[dag.compute & (dag.nodes.group == group)]).tolist()
-            base = Filter((("PP", rng.choice(stages)),)) if dag.stages else Filter(())
+            stage = int(dag.nodes.stage[rng.choice(np.flatnonzero(placed).tolist())])
+            base = Filter((("PP", stage),)) if dag.stages else Filter(())
+            rows = [dag.groups[g] for g in np.unique(dag.nodes.group[placed & (dag.nodes.stage == stage)]).tolist()]
             zero = rng.randrange(4)
             options = []
-            for groups in [*consecutive(dag.groups[group]), *strided(dag.groups[group]), (dag.groups[group],)]:
+            ways = zip(*([*consecutive(row), *strided(row), (row,)] for row in rows), strict=True)
+            for parts in ways:
+                groups = tuple(group for part in parts for group in part)
                 made = cls(
                     base,
                     groups,
@@ -239,11 +244,14 @@ class Replicate(Directive[ReplicateEdit]):
                 yield replicate
 
 
-def strided(row: Ranks) -> Iterator[Groups]:
-    """Yield the partitions of a row into equal groups of every k-th rank."""
-    for stride in range(2, len(row)):
-        if len(row) % stride == 0:
-            yield tuple(row[i::stride] for i in range(stride))
+def _one_row(dag: Dag, mask: Mask) -> None:
+    """Refuse a stage on two rows, each of which reduces its own microbatches."""
+    held = np.unique(np.stack([dag.nodes.stage[mask], dag.nodes.group[mask]]), axis=1)
+    stages, rows = np.unique(held[0], return_counts=True)
+    if (rows > 1).any():
+        at = int(np.flatnonzero(rows > 1)[0])
+        raise DirectiveError(f"stage {stages[at]} lives on {rows[at]} rows, which cannot reduce each microbatch together",
+                             expected="ZeRO-0 or ZeRO-1", hint="drop shard_grads and shard_params")  # fmt: skip
 
 
 def _cover(groups: Groups, row: Ranks) -> None:

@@ -183,6 +183,13 @@ def consecutive(row: Ranks) -> Iterator[Groups]:
             yield tuple(row[i : i + size] for i in range(0, len(row), size))
 
 
+def strided(row: Ranks) -> Iterator[Groups]:
+    """Yield the partitions of a row into equal groups of every k-th rank."""
+    for stride in range(2, len(row)):
+        if len(row) % stride == 0:
+            yield tuple(row[i::stride] for i in range(stride))
+
+
 def check_product(groups: Groups, others: Groups, what: str) -> None:
     """Refuse groups of two kinds that share more than one rank: they must form a grid.
 
@@ -209,7 +216,7 @@ def _options(dag: Dag, mesh: Mesh | None) -> Iterator[Shard]:
         if group < 0:
             continue
         base = (("PP", stage),) if stage >= 0 else ()
-        for groups in consecutive(dag.groups[group]):
+        for groups in (*consecutive(dag.groups[group]), *strided(dag.groups[group])):
             for kind in ShardKind:
                 only = (("REGION", "expert"),) if kind is ShardKind.EXPERT else ()
                 if only and not experts:

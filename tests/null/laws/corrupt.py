@@ -142,7 +142,8 @@ def free(rng: Random, plan: Plan, streams: list[tuple[Stream, list[Item]]]) -> N
 
 
 EDITS: tuple[Callable[[Random, Plan, list[tuple[Stream, list[Item]]]], None], ...] = (
-    swap, swap, swap, drop, double, unwait, unwait, unwait, wait, wait, wait, wait, move, move, renumber, swap_sends, free,
+    swap, swap, swap, swap_sends, free,
+    drop, double, unwait, unwait, unwait, wait, wait, wait, wait, move, move, renumber,
 )  # fmt: skip
 
 
