@@ -209,7 +209,7 @@ class Replicate(Directive[ReplicateEdit]):
             stage = int(dag.nodes.stage[rng.choice(np.flatnonzero(placed).tolist())])
             base = Filter((("PP", stage),)) if dag.stages else Filter(())
             rows = [dag.groups[g] for g in np.unique(dag.nodes.group[placed & (dag.nodes.stage == stage)]).tolist()]
-            zero = rng.randrange(4)
+            zero = rng.randrange(4 if len(rows) == 1 else 2)
             options = []
             ways = zip(*([*consecutive(row), *strided(row), (row,)] for row in rows), strict=True)
             for parts in ways:
@@ -250,7 +250,7 @@ def _one_row(dag: Dag, mask: Mask) -> None:
     stages, rows = np.unique(held[0], return_counts=True)
     if (rows > 1).any():
         at = int(np.flatnonzero(rows > 1)[0])
-        raise DirectiveError(f"stage {stages[at]} lives on {rows[at]} rows, which cannot reduce each microbatch together",
+        raise DirectiveError(f"stage {stages[at]} lives on {rows[at]} rows, which cannot reduce a microbatch together",
                              expected="ZeRO-0 or ZeRO-1", hint="drop shard_grads and shard_params")  # fmt: skip
 
 
