@@ -260,7 +260,8 @@ class Bounds:
 
     def partial(self, part: Configuration) -> tuple[float, float]:
         """Return (seconds, bytes) at least of every schedule, ZeRO stage and cut at the degrees of ``part``: the mean
-        row's work, and its state under the highest ZeRO stage."""
+        row's work, and its state under ZeRO-3 (two copies of each stage, of which ZeRO-1 shards the optimizer alone,
+        take no less)."""
         embed, layer, head = self.costs.pieces(
             part.tp, part.ep, part.dp, part.micro_batch, part.sequence_parallel, part.recompute == "full"
         )
@@ -272,7 +273,7 @@ class Bounds:
         layers = self.costs.model.layers
         dense = held[0].dense + layers * held[1].dense + held[2].dense
         expert = held[0].expert + layers * held[1].expert + held[2].expert
-        least = RowParameters(dense, expert).over(part.dp * 2, part.dp // part.ep * 2)
+        least = RowParameters(dense, expert).over(part.dp, part.dp // part.ep)
         size = (COMPUTE_BYTES + GRADIENT_BYTES + OPTIMIZER_BYTES) * least / part.pp
         return seconds, size + self.context_bytes
 

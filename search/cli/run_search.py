@@ -40,7 +40,8 @@ def run_search(
     seed: int = 0,
     budget: float | None = None,
 ) -> int:
-    """Search, print the best strategies, and write ``best.strategy.yaml``; return the exit status.
+    """Search, print the best strategies, and write ``best.strategy.yaml``; return the exit status: 0, and after Ctrl-C
+    too where something that fits has been found (the table says "interrupted"); else Ctrl-C ends the command with 130.
 
     ``seed`` is recorded: branch and bound uses no chance.
 
@@ -53,16 +54,16 @@ def run_search(
     space = Space(architecture, gpus, hardware.gpus_per_node, global_batch, seq_len, fixed)
     space.check()
     target = out or DEFAULT_OUT
-    _writable(target)
+    _check_folder(target)
     problem = Problem(architecture, hardware, gpus, global_batch, seq_len)
     with _progress(hidden=json) as update:
         result = search(problem, space, top=top, budget_s=budget or DEFAULT_BUDGET_S, progress=update)
-    file = target / BEST
-    dump(strategy_of(problem, result.best, cluster), file)
+    file = _write(strategy_of(problem, result.best, cluster), target)
     if json:
         data = to_data(result, seed)
         data["best"]["strategy_file"] = data["candidates"][0]["strategy_file"] = str(file)
         data["candidates"] = data["candidates"][:top]
+        data["pareto"] = [rank for rank in data["pareto"] if rank < top]
         console.print_json(data)
     else:
         _print(problem, result, space, top, file)
@@ -91,20 +92,34 @@ def strategy_of(problem: Problem, candidate: Candidate, cluster: str) -> Strateg
     return Strategy(header, program)
 
 
-def _writable(folder: Path) -> None:
-    """Make the output folder.
+def _check_folder(folder: Path) -> None:
+    """Refuse an output folder that cannot be made or written to; make nothing yet.
 
     Raises:
-        ConfigError: it cannot be made or written to.
+        ConfigError: with the reason.
     """
     import os
 
+    nearest = folder
+    try:
+        while not nearest.exists():
+            nearest = nearest.parent
+        if not nearest.is_dir():
+            raise ConfigError(f"--out {folder} cannot be made: {nearest} is no folder; name another one")
+    except OSError as error:
+        raise ConfigError(f"--out {folder} cannot be made: {error.strerror}; name another folder") from None
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise ConfigError(f"--out {folder} is not writable; name another folder")
+
+
+def _write(strategy: Strategy, folder: Path) -> Path:
+    """Write the winner, whole or not at all; return its path."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--out {folder} cannot be made: {error.strerror}; name another folder") from None
-    if not os.access(folder, os.W_OK):
-        raise ConfigError(f"--out {folder} is not writable; name another folder")
+    dump(strategy, folder / BEST)
+    return folder / BEST
 
 
 @contextmanager
