@@ -32,8 +32,8 @@ def annotated(model: nn.Module, layers: dict[nn.Module, int] | None = None) -> I
             _region_modules(block, stack)
             _wrap(block, stack, partial(_unless_open, LAYER, index))
         for child in model.children():
-            if isinstance(getattr(child, "region", None), Region):
-                _wrap(child, stack, partial(_unless_open, REGION, str(child.region)))
+            if region := _region_of(child):
+                _wrap(child, stack, partial(_unless_open, REGION, str(region)))
         _wrap(model, stack, recording)
         yield
 
@@ -61,14 +61,20 @@ def repeated(model: nn.Module) -> dict[nn.Module, int]:
 def _region_modules(block: nn.Module, stack: ExitStack) -> None:
     """Annotate the calls of a block's children; those without a region get a number, see ``assign``."""
     for name, child in block.named_children():
-        region = getattr(child, "region", None) or _NAMES.get(name)
-        inner = {_NAMES.get(n) for n, _ in child.named_children()}
+        region = _region_of(child) or _NAMES.get(name)
+        inner = {_region_of(c) or _NAMES.get(n) for n, c in child.named_children()}
         if region is not Region.ATTENTION and Region.EXPERT in inner:  # a mixture: its parts have regions
             _region_modules(child, stack)
         elif region is not None:
             _wrap(child, stack, partial(_unless_open, REGION, str(region)))
         elif not isinstance(child, nn.ModuleList | nn.ModuleDict):
             _wrap(child, stack, lambda: None if is_open(REGION) or is_open(CHILD) else tagged(**{CHILD: 1}))
+
+
+def _region_of(module: nn.Module) -> Region | None:
+    """Return the region that a module says it computes."""
+    region = getattr(module, "region", None)
+    return region if isinstance(region, Region) else None
 
 
 def _unless_open(tag: str, value: int | str) -> AbstractContextManager[None] | None:

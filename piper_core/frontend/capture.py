@@ -27,9 +27,10 @@ from piper_core.frontend.automatic import annotated
 class Joint:
     """A joint graph in aten operations, functional, and what its ends stand for.
 
-    ``parameters`` and ``buffers`` name placeholders by the model's names, ``inputs`` by position (None for what is no
-    tensor), ``tangents`` are the gradients of ``outputs`` that are given. ``gradients`` are (what it is the gradient
-    of: a placeholder, the node that computes it). Values are called by the names of their nodes everywhere.
+    ``parameters`` and ``buffers`` give the model's names of placeholders (the first name, where a parameter has
+    several), ``inputs`` are placeholders by position, ``tangents`` the gradients of ``outputs`` that are given;
+    ``gradients`` are (what it is the gradient of: a placeholder, the node that computes it). Values are called by the
+    names of their nodes everywhere.
     """
 
     module: GraphModule
@@ -102,6 +103,8 @@ def _joint(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Joint:
         stack.enter_context(_grad_enabled())
         placed = tuple(mode.from_tensor(each) if type(each) is torch.Tensor else each for each in inputs)
         module = aot_export_joint_with_descriptors(stack, model, placed).graph_module
+    first = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = {name: first[id(each)] for name, each in model.named_parameters(remove_duplicate=False)}
     parameters: dict[str, str] = {}
     buffers: dict[str, str] = {}
     given: dict[int, str] = {}
@@ -114,7 +117,7 @@ def _joint(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Joint:
         name_of[what] = node.name
         match what:
             case d.ParamAOTInput():
-                parameters[node.name] = what.target
+                parameters[node.name] = names[what.target]
             case d.BufferAOTInput():
                 buffers[node.name] = what.target
             case d.PlainAOTInput():

@@ -51,7 +51,10 @@ class ChunkGraph:
             copies[node] = made.placeholder(node.name)
             copies[node].meta["val"] = node.meta.get("val")
         for node in self.calls:
-            copies[node] = made.node_copy(node, lambda each: copies[each])
+            if node.target is torch.ops.aten.detach.default:  # without autograd it only renames
+                copies[node] = copies[node.all_input_nodes[0]]
+            else:
+                copies[node] = made.node_copy(node, lambda each: copies[each])
         made.output(tuple(copies[node] for node in self.outputs))
         return made
 
@@ -105,6 +108,12 @@ class Piece:
         wanted += [node for node in self.sent if send and node not in wanted and node not in held]
         own = forward - held
         return _reach(Phase.R, wanted, lambda node: node in own)
+
+    def forward_keeping(self, kept: Iterable[Node]) -> ChunkGraph:
+        """Return F that hands out what is sent and ``kept``, and forgets what else the backward reads."""
+        forward = set(self.forward.calls)
+        wanted = [*self.sent, *(node for node in kept if node in forward)]
+        return _reach(Phase.F, _unique(wanted), lambda node: node in forward)
 
 
 @dataclass(frozen=True, slots=True)

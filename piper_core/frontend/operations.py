@@ -1,0 +1,156 @@
+"""What single operations do: products, attention kernels, bytes that they read and write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from piper_core.frontend.cut import is_view, tensors
+
+_PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "dot": (0, 1), "mv": (0, 1)}
+"""Matrix products of aten, and which arguments are multiplied."""
+_GROUPED = {"grouped_linear", "grouped_outer", "_grouped_mm"}
+_ATTENTION = ("scaled_dot_product", "flash_attention", "flex_attention", "efficient_attention", "cudnn_attention")
+_GATHERS = {"embedding", "index", "index_select", "gather"}
+"""Operations that read of their first argument as much as they write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """m x k times k x n, ``groups`` times; of grouped products m (or k, for a weight's gradient) is all groups'
+    together."""
+
+    m: int
+    n: int
+    k: int
+    groups: int = 1
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.m * self.n * self.k * self.groups
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """FLOPs executed by one attention kernel, those of its longest block, bytes of keys and values, of all four."""
+
+    flops: float
+    span: float
+    kv_bytes: int
+    qkvo_bytes: int
+
+
+def name(node: Node) -> str:
+    """Return the bare name of a call's operator, such as ``mm``."""
+    packet = getattr(node.target, "overloadpacket", None)
+    return str(getattr(packet, "__name__", getattr(node.target, "__name__", "")))
+
+
+def is_product(node: Node) -> bool:
+    """Say whether a call is a matrix product, plain, batched or grouped."""
+    return name(node) in _PRODUCTS or name(node) in _GROUPED
+
+
+def is_attention(node: Node) -> bool:
+    """Say whether a call is an attention kernel, forward or backward."""
+    return any(part in name(node) for part in _ATTENTION)
+
+
+def is_grouped(node: Node) -> bool:
+    """Say whether a call multiplies each expert's rows."""
+    return name(node) in _GROUPED
+
+
+def factors(node: Node) -> tuple[Node, Node]:
+    """Return the two sides of a product."""
+    left, right = _PRODUCTS.get(name(node), (0, 1))
+    first, second = node.args[left], node.args[right]
+    assert isinstance(first, Node) and isinstance(second, Node)
+    return first, second
+
+
+def product(node: Node) -> Product:
+    """Return the shape of a product."""
+    left, right = (tensors(each)[0].shape for each in factors(node))
+    match name(node):
+        case "grouped_linear":  # (rows, k), (groups, n, k)
+            return Product(left[0], right[1], left[1])
+        case "grouped_outer":  # (rows, m), (rows, n): one m x n for each group
+            return Product(left[1], right[1], left[0])
+        case "_grouped_mm":
+            out = tensors(node)[0].shape
+            return Product(left[-2], out[-1], left[-1])
+        case "mv":
+            return Product(left[0], 1, left[1])
+        case "dot":
+            return Product(1, 1, left[0])
+        case "bmm" | "baddbmm":
+            return Product(left[1], right[2], left[2], left[0])
+        case _:
+            return Product(left[0], right[1], left[1])
+
+
+def attention(node: Node) -> AttentionCall:
+    """Return what an attention kernel does.
+
+    A causal kernel skips half of the 4 S^2 q_width FLOPs of F; its backward does 2.5 times those of F (Dao 2023, arXiv
+    2307.08691, section 4.1). The last 128 queries meet every key in F; in the backward 64 keys meet every query.
+    """
+    backward = "backward" in name(node)
+    query, key, value = (tensors(n)[0] for n in _tensor_arguments(node)[1 if backward else 0 :][:3])
+    *batch, queries, width = query.shape
+    flops = 2.0 * prod(batch) * queries * key.shape[-2] * (width + value.shape[-1])
+    causal = _argument(node, "is_causal", default=False)
+    span = 2.0 * 128 * key.shape[-2] * (width + value.shape[-1])
+    scale = 2.5 if backward else 1.0
+    kv = _size(key) + _size(value)
+    out = prod(batch) * queries * value.shape[-1] * value.element_size()
+    return AttentionCall(
+        flops * scale / (2 if causal else 1), span * scale / (2 if backward else 1), kv, kv + _size(query) + out
+    )
+
+
+def other_flops(node: Node) -> int:
+    """Return the FLOPs of what is neither a product nor attention but has a formula (convolutions)."""
+    from torch.utils.flop_counter import flop_registry
+
+    formula = flop_registry.get(getattr(node.target, "overloadpacket", node.target))
+    if formula is None or is_product(node) or is_attention(node):
+        return 0
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    return int(formula(*args, **kwargs, out_val=node.meta["val"]))
+
+
+def traffic(node: Node) -> tuple[int, int]:
+    """Return the bytes that a call reads and writes; a view moves none."""
+    if is_view(node) or name(node) in ("detach", "empty", "new_empty", "empty_like"):
+        return 0, 0
+    written = sum(map(_size, tensors(node)))
+    sources = node.all_input_nodes
+    if name(node) in _GATHERS and sources:
+        return written + sum(_size(t) for n in sources[1:] for t in tensors(n)), written
+    if name(node) == "embedding_dense_backward":  # rows of the gradient are read and added to as many of the table's
+        sources = sources[:2]
+    return sum(_size(t) for n in dict.fromkeys(sources) for t in tensors(n)), written
+
+
+def _size(tensor: torch.Tensor) -> int:
+    """Return the bytes of a tensor; an expanded one has those of its storage."""
+    return min(tensor.numel() * tensor.element_size(), int(tensor.untyped_storage().nbytes()))
+
+
+def _tensor_arguments(node: Node) -> list[Node]:
+    return [each for each in node.args if isinstance(each, Node)]
+
+
+def _argument(node: Node, wanted: str, *, default: Any) -> Any:
+    """Return an argument by its name in the operator's schema."""
+    schema = node.target._schema  # type: ignore[union-attr]  # an OpOverload
+    for index, argument in enumerate(schema.arguments):
+        if argument.name == wanted:
+            return node.args[index] if index < len(node.args) else node.kwargs.get(wanted, default)
+    return default

@@ -1,0 +1,178 @@
+"""Run chunk graphs: a whole step of a model, in topological order, without autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from piper_core.errors import ConfigError
+from piper_core.frontend.capture import capture
+from piper_core.frontend.cut import ChunkGraph, Cut, cut
+from piper_core.frontend.recompute import kept
+from piper_core.names import Recompute
+
+Compiler: TypeAlias = Literal["none", "inductor"]
+Chunk: TypeAlias = Callable[..., Sequence[Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One chunk graph, compiled: values it reads, values it makes, values nobody reads after it."""
+
+    name: str
+    call: Chunk
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    freed: tuple[str, ...]
+
+
+class Step:
+    """One forward and backward of a captured model as a list of actions.
+
+    ``split_backward`` runs BI of every chunk, then BW of every chunk; else B whole. ``recompute`` is applied to each
+    layer (FULL keeps what comes into the layer; embedding and head are kept as they are). ``compiler`` "inductor"
+    compiles each chunk graph.
+    """
+
+    def __init__(
+        self,
+        made: Cut,
+        *,
+        split_backward: bool = False,
+        recompute: Recompute = Recompute.NONE,
+        compiler: Compiler = "none",
+    ) -> None:
+        self.cut = made
+        self._compiler = compiler
+        self._compiled: dict[tuple[str, tuple[str, ...]], Chunk] = {}
+        self.prelude = self._action("prelude", made.prelude)
+        self.actions = self._with_freed(self._order(split_backward, recompute))
+
+    def _order(self, split_backward: bool, recompute: Recompute) -> list[Action]:
+        pieces = self.cut.pieces
+        count = 1 + max(piece.site.layer for piece in pieces)
+        forwards, backwards, weights = [], [], []
+        for layer, members in groupby(pieces, key=lambda piece: piece.site.layer):
+            group = list(members)
+            policy = recompute if 0 <= layer < count - 1 or count == 1 else Recompute.NONE
+            again: list[Action] = []
+            for i, piece in enumerate(group):
+                stay = kept(piece, policy)
+                forwards.append(self._action(f"{piece.site}F", piece.forward_keeping(stay)))
+                if policy is not Recompute.NONE:
+                    send = policy is Recompute.FULL and i + 1 < len(group)
+                    again.append(self._action(f"{piece.site}R", piece.recompute(stay, send=send)))
+            part = again
+            for piece in reversed(group):
+                if split_backward:
+                    part.append(self._action(f"{piece.site}BI", piece.backward_input))
+                    weights.append(self._action(f"{piece.site}BW", piece.backward_weight))
+                else:
+                    part.append(self._action(f"{piece.site}B", piece.backward))
+            backwards.append(part)
+        order = [*forwards, *(action for part in reversed(backwards) for action in part), *weights]
+        return [action for action in order if action.outputs]
+
+    def _action(self, name: str, graph: ChunkGraph) -> Action:
+        inputs, outputs = tuple(n.name for n in graph.inputs), tuple(n.name for n in graph.outputs)
+        return Action(name, self._compile(graph), inputs, outputs, ())
+
+    def _compile(self, graph: ChunkGraph) -> Chunk:
+        """Return a callable; equal graphs share one (constants that a graph reads make it its own)."""
+        constants = tuple(str(node.target) for node in graph.calls if node.op == "get_attr")
+        key = (graph.digest(), constants)
+        if key not in self._compiled:
+            module = graph.module(self.cut.joint.module)
+            examples = [node.meta["val"] for node in graph.inputs]
+            self._compiled[key] = _inductor(module, examples) if self._compiler == "inductor" else module.forward
+        return self._compiled[key]
+
+    def _with_freed(self, actions: list[Action]) -> list[Action]:
+        """Say after which action each value is not read any more."""
+        joint = self.cut.joint
+        stay = {*joint.parameters, *joint.buffers, *(n.name for n in joint.outputs), *self.prelude.outputs}
+        stay |= {node.name for piece in self.cut.pieces for _, node in piece.gradients}
+        stay |= {node.name for _, node in joint.gradients}
+        seen = set(stay)
+        made = []
+        for action in reversed(actions):
+            mine = dict.fromkeys((*action.inputs, *action.outputs))
+            # what is made again before it is read again is not needed from here on
+            made.append(Action(action.name, action.call, action.inputs, action.outputs,
+                               tuple(name for name in mine if name not in seen)))  # fmt: skip
+            seen -= set(action.outputs) - stay
+            seen |= set(action.inputs)
+        return made[::-1]
+
+    def __call__(
+        self, model: nn.Module, *inputs: Tensor, tangents: Sequence[Tensor] = ()
+    ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """Return the model's outputs, and the gradients of parameters by name (of inputs as ``input 0``).
+
+        ``tangents`` are the gradients of the outputs, by default 1.
+        """
+        joint = self.cut.joint
+        values = self.bind(model)
+        values.update(zip(joint.inputs, inputs, strict=True))
+        given = {node.name: node for node in joint.nodes if node.op == "placeholder"}
+        for i, name in enumerate(joint.tangents):
+            example = given[name].meta["val"]
+            values[name] = tangents[i] if tangents else torch.ones(example.shape, dtype=example.dtype)
+        with torch.no_grad():
+            self.run(values)
+        return tuple(values[node.name] for node in joint.outputs), self.gradients(values)
+
+    def bind(self, model: nn.Module) -> dict[str, Tensor]:
+        """Return the values that do not change from one microbatch to the next: parameters, buffers, the prelude."""
+        joint = self.cut.joint
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        buffers = dict(model.named_buffers(remove_duplicate=False))
+        values = {name: parameters[full].detach() for name, full in joint.parameters.items()}
+        values |= {name: buffers[full] for name, full in joint.buffers.items()}
+        with torch.no_grad():
+            made = self.prelude.call(*(values[name] for name in self.prelude.inputs))
+        return values | dict(zip(self.prelude.outputs, made, strict=True))
+
+    def run(self, values: dict[str, Tensor]) -> None:
+        """Run every action on ``values``, which it adds to and takes from."""
+        for action in self.actions:
+            values.update(zip(action.outputs, action.call(*[values[name] for name in action.inputs]), strict=True))
+            for name in action.freed:
+                values.pop(name, None)
+
+    def gradients(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the gradients that the actions left in ``values``, parts from several sites added up."""
+        joint, total = self.cut.joint, {}
+        for piece in self.cut.pieces:
+            for name, node in piece.gradients:
+                full = joint.parameters[name]
+                total[full] = total[full] + values[node.name] if full in total else values[node.name]
+        for name, node in joint.gradients:
+            if name in joint.inputs:
+                total[f"input {joint.inputs.index(name)}"] = values[node.name]
+        return total
+
+
+def _inductor(module: torch.fx.GraphModule, examples: list[Any]) -> Chunk:
+    """Compile a chunk graph with Inductor.
+
+    Relies on ``torch._inductor.compile_fx.compile_fx_inner``, which takes an aten graph and example inputs and returns
+    a function of a list.
+    """
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    compiled = compile_fx_inner(module, examples)
+    return lambda *inputs: compiled(list(inputs))
+
+
+def chunked(model: nn.Module, inputs: Sequence[Tensor], **options: Any) -> Step:
+    """Capture and cut a real model, and return a step of it (options as :class:`Step`'s)."""
+    for each in inputs:
+        if not isinstance(each, Tensor):
+            raise ConfigError(f"inputs of a model must be tensors, found {type(each).__name__}")
+    return Step(cut(capture(model, inputs)), **options)
