@@ -149,9 +149,10 @@ def with_role(dag: Dag, old: Role, new: Role) -> Dag:
 
 
 def both_ways(dag: Dag) -> Dag:
-    """Turn an activation between two computes round as well."""
+    """Turn an activation inside a row round as well."""
     edges = dag.edges
-    near = dag.compute[edges.src] & dag.compute[edges.dst] & (edges.role == Role.ACTIVATION)
+    inside = np.isin(dag.nodes.kind, (NodeKind.COMPUTE, NodeKind.COLLECTIVE))
+    near = inside[edges.src] & inside[edges.dst] & (edges.role == Role.ACTIVATION)
     some = edges.take(np.flatnonzero(near)[:1])
     return replace(dag, edges=Edges.concat([edges, replace(some, src=some.dst, dst=some.src)]))
 
@@ -176,7 +177,7 @@ REFUSED: dict[str, tuple[str, Callable[[Dag], Dag]]] = {
         d.nodes.kind[d.edges.dst] != NodeKind.UPDATE))),
     "cycle": ("make a cycle", both_ways),
     "ordered": ("ordered twice", lambda d: replace(d, ordered=(0, 0))),
-    "bucket": ("holds an unknown chunk", lambda d: replace(d, buckets=(replace(d.buckets[0], parts=((999, 1),)),))),
+    "bucket": ("holds an unknown chunk", lambda d: replace(d, buckets=(replace(d.buckets[0], parts=((999, 1),)),) * 9)),
 }  # fmt: skip
 
 
