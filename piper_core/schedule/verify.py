@@ -31,8 +31,8 @@ def verify(plan: Plan) -> None:
     complete(table)
     partner = _pair(table)
     order = _deadlock(table, partner)
-    dependencies(table, partner, order)
     _buffers(table)
+    dependencies(table, partner, order)
 
 
 def _pair(table: PlanTable) -> list[int]:
@@ -194,6 +194,6 @@ def _use(
     elif kind in COMPUTE:
         for b in users[table.stage[i]].get((kind, table.label[i]), ()):
             at = row, b, microbatch
-            if turn.get(at, {}).get(kind == F, -1) < freed[at]:
+            if turn.get(at, {}).get(kind == F, freed[at]) < freed[at]:
                 what = f"{table.name(i)} on row {row} uses bucket {b} after it was freed"
                 raise table.error("use_after_free", what, [i])

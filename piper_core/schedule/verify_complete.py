@@ -112,7 +112,7 @@ def _once(table: PlanTable, lane: int, stage: int, microbatch: int) -> None:
         k: table.at[lane, stage, k, microbatch] for k in (F, B, BI, BW, R) if (lane, stage, k, microbatch) in table.at
     }
     if F not in found:
-        raise table.error("incomplete", f"{stage}F{microbatch} is missing")
+        raise table.error("incomplete", f"{stage}F{microbatch} is missing", _near(table, lane, stage, microbatch))
     again = bool(table.plan.repeated) and microbatch in table.plan.repeated[stage]
     if again != (R in found):
         what = "is missing" if again else "is not needed: no recompute covers it"
@@ -128,6 +128,13 @@ def _once(table: PlanTable, lane: int, stage: int, microbatch: int) -> None:
         if table.row[found[k][0]] != table.row[found[F][0]]:
             what = f"{word(stage, k, microbatch)} is on another row than {stage}F{microbatch}"
             raise table.error("data_dependency", what, found[k])
+
+
+def _near(table: PlanTable, lane: int, stage: int, microbatch: int) -> list[int]:
+    """Return an action to show for a forward that is missing: of its microbatch, of its stage, or the last of row 0."""
+    keys = [key for key in table.at if key[0] == lane and key[1] == stage] or list(table.at)
+    keys = [key for key in keys if key[3] == microbatch] or keys
+    return table.at[keys[-1]][-1:] if keys else table.last(0)
 
 
 def _pieces(table: PlanTable) -> None:
@@ -155,7 +162,7 @@ def _end_of_step(table: PlanTable) -> None:
             held.setdefault((table.row[found[0]], stage), []).append(microbatch)
     for row, stage in held:
         if (row, stage) not in table.update:
-            raise table.error("incomplete", f"{stage}UPDATE is missing on row {row}")
+            raise table.error("incomplete", f"{stage}UPDATE is missing on row {row}", table.last(row))
     stray = [i for key, i in table.update.items() if key not in held]
     if stray:
         raise table.error("incomplete", f"{table.name(stray[0])} is on a row that does not hold its stage", stray[:1])
@@ -166,10 +173,10 @@ def _end_of_step(table: PlanTable) -> None:
                 wanted.update((row, b, m) for m in (microbatches if use.reduction is Reduction.EACH else (-1,)))
     for row, b, microbatch in sorted(wanted - table.reduce.keys()):
         of = "" if microbatch < 0 else f" of microbatch {microbatch}"
-        raise table.error("incomplete", f"row {row} does not reduce the gradients of bucket {b}{of}")
+        raise table.error("incomplete", f"row {row} does not reduce the gradients of bucket {b}{of}", table.last(row))
     for key in sorted(table.reduce.keys() - wanted):
         i = table.reduce[key]
         raise table.error("incomplete", f"{table.name(i)} on row {key[0]} reduces nothing", [i])
     if table.plan.sync is not Sync.NONE:
         for row in sorted({row for row, _ in held} - table.norm.keys()):
-            raise table.error("incomplete", f"NORM is missing on row {row}")
+            raise table.error("incomplete", f"NORM is missing on row {row}", table.last(row))

@@ -70,6 +70,11 @@ class PlanTable:
         """Return whether an action is on its row's compute stream."""
         return self.plan.streams[self.stream[i]].kind is StreamKind.COMPUTE
 
+    def last(self, row: int) -> list[int]:
+        """Return the last action of a row's compute stream, or of the row."""
+        mine = [i for i, r in enumerate(self.row) if r == row]
+        return ([i for i in mine if self.on_compute(i)] or mine)[-1:]
+
     def name(self, i: int) -> str:
         """Return the text of an action."""
         return str(self.plan.action(i))
