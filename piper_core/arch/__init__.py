@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from piper_core.arch.chunk import Chunk, Matmul, ModelChunks, Parameter, Saved, Work
     from piper_core.arch.closed_form import model_chunks
+    from piper_core.arch.huggingface import load_architecture
     from piper_core.arch.presets import PRESETS, preset
-    from piper_core.arch.record import Architecture
+    from piper_core.arch.record import Architecture, RopeScaling
 
 _HOME = {
     "Architecture": "record",
@@ -21,13 +22,15 @@ _HOME = {
     "ModelChunks": "chunk",
     "PRESETS": "presets",
     "Parameter": "chunk",
+    "RopeScaling": "record",
     "Saved": "chunk",
     "Work": "chunk",
+    "load_architecture": "huggingface",
     "model_chunks": "closed_form",
     "preset": "presets",
 }
 __all__ = [  # noqa: RUF022  # by kind
-    "Architecture", "PRESETS", "preset",
+    "Architecture", "PRESETS", "RopeScaling", "load_architecture", "preset",
     "Chunk", "Matmul", "ModelChunks", "Parameter", "Saved", "Work", "model_chunks",
 ]  # fmt: skip
 

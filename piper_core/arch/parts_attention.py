@@ -25,9 +25,9 @@ class _Projections:
     memory: tuple[float, float, float]
     replicated: tuple[float, float, float]
     kernels: tuple[int, int, int]
-    saved: Saved = Saved()
-    selective: Saved = Saved()
-    stash: Saved = Saved()
+    saved: Saved
+    selective: Saved
+    stash: Saved
     column_bytes: float = 0.0
 
 

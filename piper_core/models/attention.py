@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from piper_core.arch.record import Architecture
 from piper_core.models.layers import Linear, RMSNorm, norm
-from piper_core.models.rotary import Rope, magnitude, rotate
+from piper_core.models.rotary import Rope, rotate, score_scale
 from piper_core.names import Region
 
 
@@ -60,7 +60,7 @@ class LatentAttention(nn.Module):
         arch, eps = architecture, architecture.norm_eps
         self.head_dim, self.rope_dim, self.value_dim = arch.head_dim, arch.rope_dim, arch.value_dim
         self.kv_rank, self.plain_dim = arch.kv_rank, arch.head_dim - arch.rope_dim
-        self.scale = (arch.query_scale or arch.head_dim) ** -0.5 * magnitude(arch.rope_scaling)
+        self.scale = (arch.query_scale or arch.head_dim) ** -0.5 * score_scale(arch.rope_scaling)
         self.norm = norm(arch, device, dtype)
         self.q_down = Linear(arch.hidden, arch.q_rank, False, device, dtype) if arch.q_rank else None
         self.q_norm = RMSNorm(arch.q_rank, eps, device, dtype) if arch.q_rank else None

@@ -28,7 +28,7 @@ class GroupedLinear(nn.Module):
 
     def forward(self, x: Tensor, counts: Tensor) -> Tensor:
         """Return (rows, out) for x of (rows, in) sorted by expert, ``counts`` rows for each."""
-        y = grouped_linear(x, self.weight, counts)
+        y: Tensor = grouped_linear(x, self.weight, counts)
         return y if self.bias is None else y + self.bias.repeat_interleave(counts, 0, output_size=len(x))
 
 

@@ -21,6 +21,7 @@ class Rotary(nn.Module):
     def __init__(self, architecture: Architecture, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
         self.dtype = dtype
+        self.amplitude = amplitude(architecture.rope_scaling)
         width = architecture.rope_dim or architecture.head_dim
         values = frequencies(width, architecture.rope_theta, architecture.rope_scaling)
         self.register_buffer("frequencies", torch.tensor(values, dtype=torch.float64, device=device), persistent=False)
@@ -29,7 +30,7 @@ class Rotary(nn.Module):
         high = torch.float64 if self.dtype == torch.float64 else torch.float32
         positions = torch.arange(seq_len, device=self.frequencies.device, dtype=high)
         angles = torch.outer(positions, self.frequencies.to(high)).repeat(1, 2)
-        return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
+        return (angles.cos() * self.amplitude).to(self.dtype), (angles.sin() * self.amplitude).to(self.dtype)
 
 
 def frequencies(width: int, theta: float, scaling: RopeScaling | None) -> list[float]:
@@ -52,11 +53,25 @@ def frequencies(width: int, theta: float, scaling: RopeScaling | None) -> list[f
     return [part * f + (1 - part) * f / scaling.factor for part, f in zip(kept, plain, strict=True)]
 
 
-def magnitude(scaling: RopeScaling | None) -> float:
-    """Return what scores are multiplied by under yarn (1 elsewhere), as DeepSeek-V3 does."""
-    if scaling is None or scaling.kind != "yarn" or scaling.factor <= 1 or not scaling.mscale_all_dim:
+def amplitude(scaling: RopeScaling | None) -> float:
+    """Return what cosines and sines are multiplied by: yarn's temperature (arXiv 2309.00071, section 3.4) or 1."""
+    if scaling is None or scaling.kind != "yarn":
         return 1.0
-    return (0.1 * scaling.mscale_all_dim * math.log(scaling.factor) + 1) ** 2
+    if scaling.mscale and scaling.mscale_all_dim:
+        return _temperature(scaling.factor, scaling.mscale) / _temperature(scaling.factor, scaling.mscale_all_dim)
+    return _temperature(scaling.factor, 1.0)
+
+
+def score_scale(scaling: RopeScaling | None) -> float:
+    """Return what scores are multiplied by besides, where yarn's temperature is for all dimensions of a head, as in
+    latent attention."""
+    if scaling is None or scaling.kind != "yarn" or not scaling.mscale_all_dim:
+        return 1.0
+    return _temperature(scaling.factor, scaling.mscale_all_dim) ** 2
+
+
+def _temperature(factor: float, mscale: float) -> float:
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def rotate(x: Tensor, rope: Rope) -> Tensor:

@@ -33,8 +33,8 @@ _FREE = ("predicted", "measured", "versions")
 class Header:
     """What a program was made for.
 
-    ``model`` is a preset's name or a synthetic spec (``dense:24``); ``cluster`` an id such as ``p4de``;
-    ``global_batch`` and ``micro_batch`` in sequences; ``schedule`` the family behind the order directives.
+    ``model`` is a preset, the path of a Hugging Face config or a synthetic spec (``dense:24``); ``cluster`` an id
+    such as ``p4de``; ``global_batch`` and ``micro_batch`` in sequences; ``schedule`` the family behind the order directives.
     ``predicted``, ``measured`` and ``versions`` are free mappings of JSON data, for people and reports.
 
     Raises:
@@ -197,7 +197,7 @@ def base_dag(strategy: Strategy, *, synthetic: str | None = None, stages: int | 
         ProgramError: no model, or ``stages`` for a model that is not synthetic.
         ConfigError: a model that is unknown, or that cannot take the sequence or the stages.
     """
-    from piper_core.arch import model_chunks, preset
+    from piper_core.arch import load_architecture, model_chunks
     from piper_core.arch.synthetic import synthetic as synthetic_chunks
 
     header = strategy.header
@@ -212,7 +212,7 @@ def base_dag(strategy: Strategy, *, synthetic: str | None = None, stages: int | 
         raise ProgramError(f"stages {stages} for model {model[:40]}", expected="a synthetic model",
                            hint="cut other models with a stage directive")  # fmt: skip
     else:
-        chunks = model_chunks(preset(model), header.seq_len or DEFAULT_SEQ_LEN)
+        chunks = model_chunks(load_architecture(model), header.seq_len or DEFAULT_SEQ_LEN)
     return training_dag(chunks, global_batch=header.global_batch, sync=header.sync)
 
 

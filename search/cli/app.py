@@ -19,7 +19,7 @@ def parser() -> Parser:
     )
     made.set_defaults(run=_search, command=None)
     option = made.add_argument
-    option("--model", help="a preset (piper-search models lists them)")
+    option("--model", help="a preset (piper-search models lists them), or a Hugging Face config.json or its directory")
     option("--gpus", type=at_least_one, metavar="N", help="number of GPUs")
     option("--cluster", default="p4de", help="an id (piper-search clusters) or a file of your own (default: p4de)")
     option("--global-batch", type=at_least_one, default=512, metavar="N", help="sequences in a step (default: 512)")

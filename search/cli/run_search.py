@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from piper_core.arch.presets import preset
+from piper_core.arch.huggingface import load_architecture
 from piper_core.errors import ConfigError
 from piper_core.program.strategy import Header, Strategy, dump
 from profiler import console
@@ -48,7 +48,7 @@ def run_search(
     Raises:
         ConfigError, InfeasibleError: one line that says what is wrong or short.
     """
-    architecture, hardware, fixed = preset(model), load_cluster(cluster), parse_fix(fix)
+    architecture, hardware, fixed = load_architecture(model), load_cluster(cluster), parse_fix(fix)
     if seq_len > architecture.max_seq:
         raise ConfigError(f"--seq-len {seq_len} is longer than {model} allows: at most {architecture.max_seq}")
     space = Space(architecture, gpus, hardware.gpus_per_node, global_batch, seq_len, fixed)

@@ -53,24 +53,35 @@ def compute_slots(plan: Plan, row: int) -> tuple[Slot, ...]:
     return tuple(map(tuple, slots))
 
 
+def _size(n: int) -> str:
+    return f"{n / 1e9:.4g} B" if n >= 1e8 else f"{n / 1e6:.3g} M"
+
+
 def show_models(*, as_json: bool) -> int:
-    """Print the presets with what fixes their size; return 0."""
+    """Print the presets with what fixes their size, and the FLOPs of one trained token; return 0."""
+    from dataclasses import asdict
+
     from piper_core.arch import PRESETS, model_chunks
 
-    parameters = {name: model_chunks(each, min(4096, each.max_seq)).parameters for name, each in PRESETS.items()}
-    if as_json:
-        from dataclasses import asdict
-
-        console.print_json({name: {"parameters": parameters[name], **asdict(PRESETS[name])} for name in PRESETS})
-        return 0
-    header = ("model", "parameters", "layers", "hidden", "ffn", "heads", "kv heads", "vocabulary", "experts")
-    rows = []
+    data, rows = {}, []
     for name, each in PRESETS.items():
+        seq_len = min(4096, each.max_seq)
+        table = model_chunks(each, seq_len)
+        total, active, flops = table.parameters, table.active_parameters, each.model_flops_per_token(seq_len)
+        data[name] = {"parameters": total, "active_parameters": active, "flops_per_token": flops,
+                      "flops_seq_len": seq_len, **asdict(each)}  # fmt: skip
         ffn = f"{each.expert_ffn or each.ffn:,}"
         experts = f"{each.top_k} of {each.experts}" if each.experts else ""
         counts = (each.layers, each.hidden, ffn, each.heads, each.kv_heads, f"{each.vocab:,}")
-        rows.append((name, f"{parameters[name] / 1e9:.2f} B", *map(str, counts), experts))
+        sizes = (_size(total), _size(active), f"{flops / 1e9:,.3g}")
+        rows.append((name, *sizes, *map(str, counts), experts))
+    if as_json:
+        console.print_json(data)
+        return 0
+    header = ("model", "parameters", "active", "GFLOP a token", "layers", "hidden", "ffn", "heads", "kv heads",
+              "vocabulary", "experts")  # fmt: skip
     print(console.table(header, rows))
+    print("FLOPs: forward and backward of one token, at 4096 tokens a sequence or as many as the model takes.")
     return 0
 
 
