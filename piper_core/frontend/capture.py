@@ -113,7 +113,7 @@ def _joint(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Joint:
     for node in module.graph.nodes:
         if node.op != "placeholder":
             continue
-        what = node.meta["desc"]
+        what = node.meta["desc"] = _whole(node.meta["desc"])
         name_of[what] = node.name
         match what:
             case d.ParamAOTInput():
@@ -129,8 +129,8 @@ def _joint(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Joint:
     outputs: list[Node] = []
     gradients: list[tuple[str, Node]] = []
     last = next(iter(reversed(module.graph.nodes)))
-    for value, what in zip(last.args[0], last.meta["desc"], strict=True):
-        match what:
+    for value, each in zip(last.args[0], last.meta["desc"], strict=True):
+        match what := _whole(each):
             case d.PlainAOTOutput():
                 outputs.append(value)
             case d.GradAOTOutput() if value is not None:
@@ -146,6 +146,13 @@ def _joint(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Joint:
                 raise ConfigError(f"the model has an output of a kind that is not handled: {what.expr()}")
     arguments = tuple(given.get(i, "") for i in range(len(inputs)))
     return Joint(module, parameters, buffers, arguments, tuple(tangents), tuple(outputs), tuple(gradients))
+
+
+def _whole(what: Any) -> Any:
+    """Return what a placeholder or output stands for, of a DTensor's local part the DTensor."""
+    while type(what).__name__ in ("SubclassGetAttrAOTInput", "SubclassGetAttrAOTOutput"):
+        what = what.base
+    return what
 
 
 @contextmanager
@@ -164,7 +171,7 @@ def _explained(error: Exception, name: str) -> ConfigError:
     Relies on the names of the fake tensors' errors: ``DataDependentOutputException`` (a tensor's value is asked for)
     and ``DynamicOutputShapeException`` (a shape would depend on values).
     """
-    where = _place(error.__traceback__)
+    where = place_of(error.__traceback__)
     kinds = {type(each).__name__ for each in _causes(error)}
     if kinds & {"DataDependentOutputException", "DynamicOutputShapeException", "GuardOnDataDependentSymNode"}:
         what = "needs the value of a tensor while the model is traced"
@@ -180,7 +187,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _place(traceback: TracebackType | None) -> str:
+def place_of(traceback: TracebackType | None) -> str:
     """Return the innermost line that is neither torch's nor ours, and its text."""
     found = "the forward"
     while traceback is not None:

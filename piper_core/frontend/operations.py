@@ -21,17 +21,18 @@ _GATHERS = {"embedding", "index", "index_select", "gather"}
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """m x k times k x n, ``groups`` times; of grouped products m (or k, for a weight's gradient) is all groups'
-    together."""
+    """m x k times k x n, ``groups`` times. Of products that are not ``batched`` but grouped (one for each expert), m
+    (or k, for a weight's gradient) is all groups' together."""
 
     m: int
     n: int
     k: int
     groups: int = 1
+    batched: bool = True
 
     @property
     def flops(self) -> int:
-        return 2 * self.m * self.n * self.k * self.groups
+        return 2 * self.m * self.n * self.k * (self.groups if self.batched else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,32 @@ def factors(node: Node) -> tuple[Node, Node]:
     """Return the two sides of a product."""
     left, right = _PRODUCTS.get(name(node), (0, 1))
     first, second = node.args[left], node.args[right]
-    assert isinstance(first, Node) and isinstance(second, Node)
+    assert isinstance(first, Node)
+    assert isinstance(second, Node)
     return first, second
+
+
+def weight_of(node: Node) -> Node | None:
+    """Return the parameter that a value is, is a view of, or is a cast of."""
+    while node.op == "call_function" and len(node.all_input_nodes) == 1:
+        if not is_view(node) and name(node) != "_to_copy":
+            return None
+        node = node.all_input_nodes[0]
+    found = node.op == "placeholder" and type(node.meta.get("desc")).__name__ == "ParamAOTInput"
+    return node if found else None
+
+
+def product_weight(node: Node) -> Node | None:
+    """Return the parameter that is one side of a product."""
+    if not is_product(node):
+        return None
+    return next((weight for weight in map(weight_of, factors(node)) if weight is not None), None)
+
+
+def is_fusable(node: Node) -> bool:
+    """Say whether a compiler joins a call with its neighbours: element by element, or a mean or sum."""
+    tags = getattr(node.target, "tags", ())
+    return torch.Tag.pointwise in tags or name(node) in ("_to_copy", "mean", "sum", "clone")
 
 
 def product(node: Node) -> Product:
@@ -78,12 +103,13 @@ def product(node: Node) -> Product:
     left, right = (tensors(each)[0].shape for each in factors(node))
     match name(node):
         case "grouped_linear":  # (rows, k), (groups, n, k)
-            return Product(left[0], right[1], left[1])
+            return Product(left[0], right[1], left[1], right[0], batched=False)
         case "grouped_outer":  # (rows, m), (rows, n): one m x n for each group
-            return Product(left[1], right[1], left[0])
+            return Product(left[1], right[1], left[0], tensors(node)[0].shape[0], batched=False)
         case "_grouped_mm":
             out = tensors(node)[0].shape
-            return Product(left[-2], out[-1], left[-1])
+            groups = out[0] if len(out) == 3 else right[0]
+            return Product(left[-2], out[-1], left[-1], groups, batched=False)
         case "mv":
             return Product(left[0], 1, left[1])
         case "dot":
@@ -107,10 +133,10 @@ def attention(node: Node) -> AttentionCall:
     causal = _argument(node, "is_causal", default=False)
     span = 2.0 * 128 * key.shape[-2] * (width + value.shape[-1])
     scale = 2.5 if backward else 1.0
-    kv = _size(key) + _size(value)
+    kv = nbytes(key) + nbytes(value)
     out = prod(batch) * queries * value.shape[-1] * value.element_size()
     return AttentionCall(
-        flops * scale / (2 if causal else 1), span * scale / (2 if backward else 1), kv, kv + _size(query) + out
+        flops * scale / (2 if causal else 1), span * scale / (2 if backward else 1), kv, kv + nbytes(query) + out
     )
 
 
@@ -129,18 +155,18 @@ def traffic(node: Node) -> tuple[int, int]:
     """Return the bytes that a call reads and writes; a view moves none."""
     if is_view(node) or name(node) in ("detach", "empty", "new_empty", "empty_like"):
         return 0, 0
-    written = sum(map(_size, tensors(node)))
+    written = sum(map(nbytes, tensors(node)))
     sources = node.all_input_nodes
     if name(node) in _GATHERS and sources:
-        return written + sum(_size(t) for n in sources[1:] for t in tensors(n)), written
+        return written + sum(nbytes(t) for n in sources[1:] for t in tensors(n)), written
     if name(node) == "embedding_dense_backward":  # rows of the gradient are read and added to as many of the table's
         sources = sources[:2]
-    return sum(_size(t) for n in dict.fromkeys(sources) for t in tensors(n)), written
+    return sum(nbytes(t) for n in dict.fromkeys(sources) for t in tensors(n)), written
 
 
-def _size(tensor: torch.Tensor) -> int:
+def nbytes(tensor: torch.Tensor) -> int:
     """Return the bytes of a tensor; an expanded one has those of its storage."""
-    return min(tensor.numel() * tensor.element_size(), int(tensor.untyped_storage().nbytes()))
+    return int(min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()))
 
 
 def _tensor_arguments(node: Node) -> list[Node]:

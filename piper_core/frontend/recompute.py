@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import assert_never
 
 import torch
 from torch.fx import Node
 
-from piper_core.frontend.cut import Piece, is_view, tensors
-from piper_core.frontend.operations import is_attention, is_product
+from piper_core.frontend.cut import Piece, is_view, storages, tensors
+from piper_core.frontend.operations import is_attention, is_fusable, product_weight
 from piper_core.names import Recompute
 
 
@@ -31,14 +32,52 @@ def kept(piece: Piece, policy: Recompute) -> tuple[Node, ...]:
 
 
 def _selective(piece: Piece, forward: set[Node]) -> tuple[Node, ...]:
-    """Keep heavy results; a light value is computed again where that keeps fewer bytes than keeping it."""
-    heavy = {node for node in forward if is_heavy(node)}
-    stay = {node: None for node in piece.saved if node in heavy}
+    return lean(piece, _with_views({node for node in forward if is_heavy(node)}, forward))
+
+
+def fused(piece: Piece) -> tuple[Node, ...]:
+    """Return what stays where chains of small operations (norm, activation and product) are one kernel each.
+
+    What a chain computes in between, its backward computes again from what the chain read.
+    """
+    forward, backward = set(piece.forward.calls), set(piece.backward.calls)
+    barriers = _with_views({node for node in forward if not is_view(node) and not is_fusable(node)}, forward)
+    pinned = {node for node in piece.saved if any(not is_fusable(user) for user in _readers(node, backward))}
+    return lean(piece, barriers, pinned)
+
+
+def _with_views(calls: set[Node], forward: set[Node]) -> set[Node]:
+    """Return the tensors that calls make and the views of them."""
+    found = calls | {node for node in forward if is_view(node) and _root(node) in calls}
+    return {node for node in found if isinstance(node.meta.get("val"), torch.Tensor)}
+
+
+def _root(node: Node) -> Node:
+    """Return the value that a chain of views starts from."""
+    while node.op == "call_function" and is_view(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _readers(node: Node, calls: set[Node]) -> set[Node]:
+    """Return the calls that read a value, itself or through views."""
+    found: set[Node] = set()
+    for user in node.users:
+        if user in calls:
+            found |= _readers(user, calls) if is_view(user) else {user}
+    return found
+
+
+def lean(piece: Piece, heavy: set[Node], pinned: Iterable[Node] = ()) -> tuple[Node, ...]:
+    """Keep ``pinned`` and heavy saved values; any other is computed again where that keeps fewer bytes."""
+    forward, pins = set(piece.forward.calls), set(pinned)
+    stay = {node: None for node in piece.saved if node in forward and (node in heavy or node in pins)}
     for value in piece.saved:
-        if value not in forward or value in heavy:
+        if value not in forward or value in stay:
             continue
         sources = _sources(value, forward, heavy, set(stay))
-        if sources and _nbytes(sources) >= _nbytes({value}):
+        there = {key for node in stay for key in storages(node)}
+        if sources and _nbytes(sources, there) >= _nbytes({value}, there):
             stay[value] = None
         else:
             stay.update(dict.fromkeys(sorted(sources)))
@@ -61,29 +100,11 @@ def _sources(value: Node, forward: set[Node], heavy: set[Node], stay: set[Node])
 
 
 def is_heavy(node: Node) -> bool:
-    """Say whether selective recompute keeps a node's result: a product with a weight, an attention kernel."""
-    if node.op != "call_function":
-        return False
-    if node.target is torch.ops.aten.detach.default or not tensors(node):
-        return False
-    if is_view(node) and isinstance(node.args[0], Node) and not isinstance(node.args[0].meta.get("val"), torch.Tensor):
-        return is_heavy_call(node.args[0])  # one of several results
-    return isinstance(node.meta.get("val"), torch.Tensor) and is_heavy_call(node)
-
-
-def is_heavy_call(node: Node) -> bool:
     """Say whether a call is an attention kernel or a product of which one side is a weight."""
-    return is_attention(node) or (is_product(node) and any(_is_weight(n) for n in node.all_input_nodes))
+    return is_attention(node) or product_weight(node) is not None
 
 
-def _is_weight(node: Node) -> bool:
-    """Say whether a value is a parameter, or a view or a cast of one."""
-    while node.op == "call_function" and len(node.all_input_nodes) == 1:
-        if not is_view(node) and node.target is not torch.ops.aten._to_copy.default:
-            return False
-        node = node.all_input_nodes[0]
-    return node.op == "placeholder" and type(node.meta.get("desc")).__name__ == "ParamAOTInput"
-
-
-def _nbytes(nodes: set[Node]) -> int:
-    return sum(t.numel() * t.element_size() for node in nodes for t in tensors(node))
+def _nbytes(nodes: set[Node], there: set[int]) -> int:
+    """Return the bytes of the storages that values lie in, without those that are ``there`` already."""
+    found = {t.untyped_storage()._cdata: int(t.untyped_storage().nbytes()) for node in nodes for t in tensors(node)}
+    return sum(size for key, size in found.items() if key not in there)

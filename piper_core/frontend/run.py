@@ -147,7 +147,8 @@ class Step:
 
     def gradients(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the gradients that the actions left in ``values``, parts from several sites added up."""
-        joint, total = self.cut.joint, {}
+        joint = self.cut.joint
+        total: dict[str, Tensor] = {}
         for piece in self.cut.pieces:
             for name, node in piece.gradients:
                 full = joint.parameters[name]

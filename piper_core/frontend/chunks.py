@@ -1,0 +1,386 @@
+"""Traced pieces as chunk records: the same table as :func:`piper_core.arch.model_chunks`, from graphs.
+
+Two captures at different batches are compared call by call. Where each dimension of each tensor either stays or grows
+with the batch, one at most in a tensor, every cost is exactly affine in the batch, and two points give it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+from piper_core.arch.chunk import Chunk, Matmul, Parameter, Saved, Work
+from piper_core.frontend import operations as ops
+from piper_core.frontend.cut import ChunkGraph, Cut, Piece, tensors
+from piper_core.frontend.recompute import fused, kept
+from piper_core.frontend.roles import Roles, roles
+from piper_core.frontend.table import LAYER_MARK, Affine, Instance, PhaseTotals, Template, Trace
+from piper_core.frontend.work import Kernels, Product, Totals, held, measure, workspace
+from piper_core.names import Phase, Recompute, Region
+
+_PHASES = (Phase.F, Phase.BI, Phase.BW, Phase.R)
+_SWAP = {"m": "n", "n": "m", "k": "k", "": ""}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How captured layers stand for the model's: ``captured`` gives the captured one of each layer, ``prefix`` is
+    what parameters of blocks are called before the layer's index. None captured: the model has no layers."""
+
+    captured: tuple[int, ...]
+    prefix: str = "layers."
+
+
+def exact(first: Cut, second: Cut, batches: tuple[int, int]) -> bool:
+    """Say whether costs are affine in the batch between two captures, see the module's docstring."""
+    one, two = batches
+    if len(first.joint.nodes) != len(second.joint.nodes) or len(first.pieces) != len(second.pieces):
+        return False
+    for left, right in zip(first.joint.nodes, second.joint.nodes, strict=True):
+        if left.target != right.target and left.op != "placeholder":
+            return False
+        for small, large in zip(tensors(left), tensors(right), strict=True):
+            if small.dim() != large.dim():
+                return False
+            grown = [(a, b) for a, b in zip(small.shape, large.shape, strict=True) if a != b]
+            if len(grown) > 1 or any(a * two != b * one for a, b in grown):
+                return False
+    return True
+
+
+def table(
+    name: str,
+    cuts: Sequence[Cut],
+    batches: Sequence[int],
+    layout: Layout,
+    *,
+    seq_len: int,
+    micro_batch: int,
+    kernels: Kernels = "eager",
+    units: tuple[tuple[str, int], ...] = (),
+) -> Trace:
+    """Return the traced table from one capture, or from two between which :func:`exact` holds."""
+    builder = _Table(tuple(cuts), tuple(batches), kernels, layout)
+    templates, at = builder.templates()
+    instances, edges = builder.expand(at)
+    count = len(layout.captured) or 1 + max(piece.site.layer for piece in cuts[0].pieces)
+    return Trace(
+        name, count, seq_len, micro_batch, len(cuts) == 2, builder.dtype_bytes,
+        templates, instances, edges, units,
+    )  # fmt: skip
+
+
+class _Table:
+    """The pieces of one or two captures side by side."""
+
+    def __init__(self, cuts: tuple[Cut, ...], batches: tuple[int, ...], kernels: Kernels, layout: Layout) -> None:
+        self.cuts, self.batches, self.kernels, self.layout = cuts, batches, kernels, layout
+        self.roles = [[roles(piece) for piece in made.pieces] for made in cuts]
+        joint = cuts[0].joint
+        self.given = {node.name: node for node in joint.nodes if node.op == "placeholder"}
+        uses: dict[str, list[str]] = {}
+        for piece in cuts[0].pieces:
+            for full in dict.fromkeys(joint.parameters[name] for name in piece.parameters):
+                uses.setdefault(full, []).append(str(piece.site))
+        self.ties = {full: sites for full, sites in uses.items() if len(sites) > 1}
+        first = next(iter(joint.parameters), None)
+        self.dtype_bytes = tensors(self.given[first])[0].element_size() if first else 2
+        self.hidden = self._hidden()
+        self.tokens = max((tensors(self.given[n])[0].numel() for n in joint.inputs if n), default=1)
+        if all(tensors(self.given[n])[0].is_floating_point() for n in joint.inputs if n):
+            self.tokens = 0
+
+    # one quantity of both captures ----------------------------------------------------------------------------------
+
+    def affine(self, values: Sequence[float]) -> Affine:
+        """Return the line through a quantity's values at the two batches; of one capture, a multiple of the batch."""
+        if len(values) == 1:
+            return Affine(0.0, values[0] / self.batches[0])
+        each = (values[1] - values[0]) / (self.batches[1] - self.batches[0])
+        return Affine(values[0] - each * self.batches[0], each)
+
+    def both(self, index: int, quantity: Callable[[Piece, Roles], float]) -> Affine:
+        """Return a quantity of a piece, by batch."""
+        return self.affine([quantity(c.pieces[index], r[index]) for c, r in zip(self.cuts, self.roles, strict=True)])
+
+    def saved(self, held_by: Sequence[tuple[float, float]]) -> Saved:
+        sharded, replicated = (self.affine(values).each for values in zip(*held_by, strict=True))
+        return Saved(sharded, replicated)
+
+    # chunks ---------------------------------------------------------------------------------------------------------
+
+    def templates(self) -> tuple[tuple[Template, ...], dict[int, int]]:
+        """Return the distinct chunks, and which of them each piece is."""
+        found: dict[object, int] = {}
+        made: list[Template] = []
+        at: dict[int, int] = {}
+        counted: list[set[int]] = [set() for _ in self.cuts]
+        for index, piece in enumerate(self.cuts[0].pieces):
+            graphs = (piece.forward, piece.backward, piece.backward_input, piece.backward_weight)
+            parameters = self.parameters(index)
+            key = (piece.site.region, tuple(graph.digest() for graph in graphs), parameters)
+            if key in found:
+                for counts, made_cut, role in zip(counted, self.cuts, self.roles, strict=True):
+                    held(made_cut.pieces[index].saved, role[index], counts)
+            else:
+                found[key] = len(made)
+                made.append(self.template(index, parameters, counted))
+            at[index] = found[key]
+        return tuple(made), at
+
+    def template(self, index: int, parameters: tuple[Parameter, ...], counted: list[set[int]]) -> Template:
+        piece = self.cuts[0].pieces[index]
+        lean = self.kernels == "fused"
+        saved_now, before = [], [set(each) for each in counted]
+        for made, role, seen in zip(self.cuts, self.roles, counted, strict=True):
+            each = made.pieces[index]
+            stay = [*_received(each, fused(each)), *fused(each)] if lean else each.saved
+            saved_now.append(held(stay, role[index], seen))
+        totals = {phase: self.totals(index, phase) for phase in _PHASES}
+        works = {phase: self.work(totals[phase]) for phase in _PHASES}
+
+        def keeping(policy: Recompute) -> Saved:
+            found = []
+            for made, role, seen in zip(self.cuts, self.roles, before, strict=True):
+                each = made.pieces[index]
+                stay = kept(each, policy)
+                found.append(held([*_received(each, stay), *stay], role[index], set(seen)))
+            return self.saved(found)
+
+        stash = [held(c.pieces[index].stash, r[index], set()) for c, r in zip(self.cuts, self.roles, strict=True)]
+        region, site = piece.site.region, piece.site
+        calls = [ops.attention(n) for n in piece.forward.calls if ops.is_attention(n)]
+        share = self.batches[0]
+        hidden = self.hidden or max((_floats(n) for n in piece.sent), default=0.0) / share
+        column = sum(held(self.roles[0][index].entering, self.roles[0][index], set())) / share
+        sent = self.both(index, lambda p, _: sum(map(_floats, p.sent))).each if region is not Region.HEAD else 0.0
+        chunk = Chunk(
+            region, site.layer, works[Phase.F], works[Phase.BI], works[Phase.BW],
+            core=works[Phase.R],
+            parameters=parameters,
+            output_bytes=sent,
+            hidden_bytes=hidden,
+            column_bytes=column if region is Region.ATTENTION and column != hidden else 0.0,
+            token_bytes=self._token_bytes(index),
+            kv_bytes=sum(call.kv_bytes for call in calls) / share,
+            qkvo_bytes=sum(call.qkvo_bytes for call in calls) / share,
+            saved=self.saved(saved_now),
+            saved_selective=keeping(Recompute.SELECTIVE),
+            saved_full=keeping(Recompute.FULL),
+            stash=self.saved(stash),
+            workspace_bytes=self.both(index, lambda p, _: workspace(p.backward)).each,
+            loss_bytes=3 * 4.0 * self.tokens / share if region is Region.HEAD else 0.0,
+        )  # fmt: skip
+        phases = tuple(self.phase_totals(index, phase, totals[phase]) for phase in _PHASES[:3])
+        whole = [self.totals(index, Phase.B)]
+        phases = (phases[0], self.phase_totals(index, Phase.B, whole[0]), *phases[1:])
+        saved_bytes = self.affine([sharded + replicated for sharded, replicated in saved_now])
+        return Template(chunk, phases, saved_bytes)
+
+    def graph(self, piece: Piece, phase: Phase) -> ChunkGraph:
+        match phase:
+            case Phase.F:
+                return piece.forward_keeping(fused(piece)) if self.kernels == "fused" else piece.forward
+            case Phase.B:
+                return piece.backward
+            case Phase.BI:
+                return piece.backward_input
+            case Phase.BW:
+                return piece.backward_weight
+            case _:
+                return piece.recompute(kept(piece, Recompute.SELECTIVE))
+
+    def totals(self, index: int, phase: Phase) -> list[Totals]:
+        """Return a phase's totals in each capture."""
+        return [
+            measure(self.graph(made.pieces[index], phase), made.pieces[index], role[index], self.kernels)
+            for made, role in zip(self.cuts, self.roles, strict=True)
+        ]
+
+    def phase_totals(self, index: int, phase: Phase, totals: list[Totals]) -> PhaseTotals:
+        return PhaseTotals(
+            phase.name,
+            self.affine([each.flops for each in totals]),
+            self.affine([each.read for each in totals]),
+            self.affine([each.written for each in totals]),
+            totals[0].kernels,
+            self.graph(self.cuts[0].pieces[index], phase).digest(),
+        )
+
+    def work(self, totals: list[Totals]) -> Work:
+        """Return the record of one phase; traffic that does not grow with the batch is counted with the weights."""
+        of = {name: self.affine([getattr(each, name) for each in totals]) for name in _WORK}
+        fixed = of["memory"].fixed + of["replicated"].fixed
+        pairs = zip(*(each.products for each in totals), strict=True)
+        return Work(
+            matmul_flops=of["matmul_flops"].each,
+            attention_flops=of["attention_flops"].each,
+            memory_bytes=of["memory"].each,
+            replicated_bytes=of["replicated"].each,
+            weight_bytes=totals[0].weights + max(fixed, 0.0),
+            kernels=totals[0].kernels,
+            matmuls=tuple(made for pair in pairs if (made := self.matmul(pair)) is not None),
+            attention_kernel="unfused" if totals[0].written_out else "flash2",
+            attention_span=totals[0].span,
+        )
+
+    def matmul(self, pair: tuple[Product, ...]) -> Matmul | None:
+        """Return a product for one sequence, or None where none of its dimensions grows with the batch."""
+        product, shape = pair[0], pair[0].shape
+        b = self.batches[0]
+        sizes = {d: float(getattr(shape, d)) for d in ("m", "n", "k")}
+        if len(pair) == 2:
+            grows = [d for d in ("m", "n", "k") if getattr(pair[1].shape, d) != getattr(shape, d)]
+        else:
+            grows = ["k"] if product.part == "weight" else ["m"]
+        if not grows:
+            return None
+        split = _split_of(product)
+        if grows[0] == "n":
+            sizes, split, grows = {"m": sizes["n"], "n": sizes["m"], "k": sizes["k"]}, _SWAP[split], ["m"]
+        sizes[grows[0]] /= b * (1 if shape.batched else shape.groups)
+        tokens = "k" if grows[0] == "k" else "m"
+        return Matmul(sizes["m"], sizes["n"], sizes["k"], tokens, split, shape.groups)  # type: ignore[arg-type]  # one of m, n, k
+
+    # what tensor and expert parallelism need to know ------------------------------------------------------------------
+
+    def parameters(self, index: int) -> tuple[Parameter, ...]:
+        """Return a piece's parameters, called as in every layer that is alike."""
+        joint, piece, role = self.cuts[0].joint, self.cuts[0].pieces[index], self.roles[0][index]
+        grouped = {
+            weight.name: ops.product(n)
+            for n in piece.forward.calls
+            if ops.is_grouped(n) and (weight := ops.product_weight(n)) is not None
+        }
+        owners = {joint.parameters[name].rpartition(".")[0]: name for name in (*role.weights, *grouped)}
+        table = _looked_up(piece, set(joint.inputs))
+        prefix = f"{self.layout.prefix}{piece.site.layer}." if self.layout.prefix else ""
+        found: dict[str, Parameter] = {}
+        for name in piece.parameters:
+            full = joint.parameters[name]
+            numel = tensors(self.given[name])[0].numel()
+            owner = owners.get(full.rpartition(".")[0])
+            kind = role.weights.get(owner or "", "")
+            tensor = kind == "column" or (kind == "row" and name == owner) or name in table
+            used = 1.0
+            if owner in grouped and self.tokens:
+                shape = grouped[owner]
+                used = shape.m / (self.tokens * shape.groups)
+            tie = "embedding" if full in self.ties else ""
+            shown = full.replace(prefix, f"{self.layout.prefix}{LAYER_MARK}.", 1) if prefix else full
+            found.setdefault(full, Parameter(shown, numel, tensor, owner in grouped, tie, used))
+        return tuple(found.values())
+
+    def _hidden(self) -> float:
+        """Return the bytes of one hidden-state tensor of one sequence: what the embedding hands on."""
+        embeds = [piece for piece in self.cuts[0].pieces if piece.site.region is Region.EMBED]
+        return max((_floats(n) for piece in embeds for n in piece.sent), default=0.0) / self.batches[0]
+
+    def _token_bytes(self, index: int) -> float:
+        """Return the bytes of the copies of tokens that go from a router to its experts."""
+        region = self.cuts[0].pieces[index].site.region
+        if region not in (Region.ROUTER, Region.EXPERT):
+            return 0.0
+        side = 0 if region is Region.ROUTER else 1
+        values = [n for edge in self.cuts[0].edges if edge[side] == index for n in edge[2]]
+        both_ends = [
+            n for edge in self.cuts[0].edges if edge[side] == index and self._is_dispatch(edge) for n in edge[2]
+        ]
+        return max(map(_floats, both_ends or values), default=0.0) / self.batches[0]
+
+    def _is_dispatch(self, edge: tuple[int, int, object]) -> bool:
+        pieces = self.cuts[0].pieces
+        return pieces[edge[0]].site.region is Region.ROUTER and pieces[edge[1]].site.region is Region.EXPERT
+
+    # the whole model ------------------------------------------------------------------------------------------------
+
+    def expand(self, at: Mapping[int, int]) -> tuple[tuple[Instance, ...], tuple[tuple[int, int, float], ...]]:
+        """Return every chunk of the model, and the edges between them, from the captured layers."""
+        pieces, captured = self.cuts[0].pieces, self.layout.captured
+        last = max((piece.site.layer for piece in pieces), default=0)
+        layers = [(-1, -1), *enumerate(captured), (len(captured), last)] if captured else []
+        plan = [
+            (i, p)
+            for layer, own in layers
+            for i, p in ((layer, k) for k, q in enumerate(pieces) if q.site.layer == own)
+        ]
+        plan = plan or [(piece.site.layer, k) for k, piece in enumerate(pieces)]
+        place = {each: n for n, each in enumerate(plan)}
+        by_layer: dict[int, dict[Region, int]] = {}
+        for n, (layer, k) in enumerate(plan):
+            by_layer.setdefault(layer, {})[pieces[k].site.region] = n
+        edges: list[tuple[int, int, float]] = []
+        size = [
+            self.affine([sum(map(_bytes, c.edges[e][2])) for c in self.cuts]).each
+            for e in range(len(self.cuts[0].edges))
+        ]
+        for (layer, k), to in place.items():
+            for (source, target, _), nbytes in zip(self.cuts[0].edges, size, strict=True):
+                if target != k:
+                    continue
+                other = pieces[source].site
+                if other.layer == pieces[k].site.layer or not captured:
+                    edges.append((place[(layer if captured else other.layer, source)], to, nbytes))
+                elif other.layer < 0:
+                    edges.append((by_layer[-1][other.region], to, nbytes))
+                else:
+                    edges.append((by_layer[layer - (pieces[k].site.layer - other.layer)][other.region], to, nbytes))
+        mixtures = 0
+        instances = []
+        for layer, k in plan:
+            tags = list(pieces[k].site.tags)
+            if pieces[k].site.region is Region.EXPERT and "EP" not in dict(tags):
+                tags.append(("EP", mixtures))
+                mixtures += 1
+            instances.append(Instance(at[k], layer, tuple(tags)))
+        return tuple(instances), tuple(edges)
+
+
+_WORK = ("matmul_flops", "attention_flops", "memory", "replicated")
+
+
+def _received(piece: Piece, stay: Sequence[Node]) -> list[Node]:
+    """Return what a piece holds of what it received: what backwards read, and what R starts from."""
+    again = piece.recompute(stay)
+    mine = set(piece.received)
+    return [n for n in dict.fromkeys((*piece.saved, *again.inputs)) if n in mine]
+
+
+def _split_of(product: Product) -> str:
+    """Return the dimension that tensor parallelism divides."""
+    match product.role, product.part:
+        case "column", "output":
+            return "n"
+        case "column", "input":
+            return "k"
+        case "column", "weight":
+            return "m"
+        case "row", "output":
+            return "k"
+        case "row", _:
+            return "n"
+        case _:
+            return ""
+
+
+def _looked_up(piece: Piece, inputs: set[str]) -> set[str]:
+    """Return the tables in which the model's inputs are looked up: they are divided by vocabulary."""
+    found = set()
+    for node in piece.forward.calls:
+        if ops.name(node) == "embedding":
+            weight, index = node.all_input_nodes[:2]
+            while index.op == "call_function" and index.all_input_nodes:
+                index = index.all_input_nodes[0]
+            if index.name in inputs:
+                found.add(weight.name)
+    return found
+
+
+def _bytes(node: Node) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors(node))
+
+
+def _floats(node: Node) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors(node) if t.is_floating_point())
