@@ -95,7 +95,7 @@ class Program:
                 dag = with_row(dag)
             if kind is Stage and not dag.stages and not chosen:
                 dag = replace(dag, notes=(*dag.notes, "no PP tags and no stage directive: one stage"))
-        return dag
+        return replace(dag, notes=(*dag.notes, *_idle_ranks(dag)))
 
     def _apply_kind(
         self, dag: Dag, kind: type[Directive[Any]], chosen: Sequence[Directive[Any]], mesh: Mesh | None
@@ -191,6 +191,16 @@ def _together(dag: Dag) -> Dag:
             "microbatch", hint="cut the model into more stages",
         )  # fmt: skip
     return dag
+
+
+def _idle_ranks(dag: Dag) -> tuple[str, ...]:
+    """Return a note on the first row whose ranks do the same work, since no directive tells them apart."""
+    pairs = np.unique(np.stack([dag.nodes.group[dag.compute], dag.nodes.state[dag.compute]]), axis=1).T.tolist()
+    for group, index in pairs:
+        row, state = dag.groups[group], dag.states[index]
+        if len(row) > 1 and not (state.tensor or state.context or state.expert or state.replication):
+            return (f"ranks {list(row)[:8]} do the same work: no replicate or shard directive tells them apart",)
+    return ()
 
 
 def _contiguous(dag: Dag) -> Dag:

@@ -40,7 +40,7 @@ def flop_costs(dag: Dag) -> Costs:
         back = chunk.backward_input.flops, chunk.backward_weight.flops
         table[:, i] = (chunk.forward.flops, sum(back), *back, chunk.forward.flops, 0.0)
     seconds = table[nodes.phase, nodes.chunk] * dag.compute / 1e12
-    return Costs(np.maximum(seconds, 1e-9 * dag.compute))
+    return Costs(np.maximum(seconds, 1e-9 * dag.compute), effort=1 if dag.compute.sum() < 20_000 else 0)
 
 
 def lower(

@@ -24,11 +24,24 @@ def parser() -> Parser:
     option("--cluster", default="p4de", help="an id (piper-search clusters) or a file of your own (default: p4de)")
     option("--global-batch", type=at_least_one, default=512, metavar="N", help="sequences in a step (default: 512)")
     option("--seq-len", type=at_least_one, default=4096, metavar="N", help="tokens in a sequence (default: 4096)")
-    option("--fix", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help="hold dimensions: pp=4 tp=2")
+    option(
+        "--fix",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE",
+        help="hold axes to values: pp=4 schedule=1f1b,zbv; axes are pp tp dp ep "
+        "schedule virtual_stages zero micro_batch num_microbatches recompute sequence_parallel cuts",
+    )
     option("--top", type=at_least_one, default=10, metavar="N", help="strategies to print (default: 10)")
-    option("--out", type=Path, metavar="DIR", help="folder to write best.strategy.yaml in")
+    option("--out", type=Path, metavar="DIR", help="folder for best.strategy.yaml (default: piper-search-out)")
     option("--seed", type=int, default=0, metavar="N", help="same seed, same answer (default: 0)")
-    option("--budget", type=duration_s, metavar="SECONDS", help="time to search for; Ctrl-C gives the best so far")
+    option(
+        "--budget",
+        type=duration_s,
+        metavar="SECONDS",
+        help="time to search (default: 12); Ctrl-C gives the best so far",
+    )
     option("--json", action="store_true", help="print JSON")
     commands = made.add_subparsers(metavar="COMMAND", dest="command", title="other commands")
 

@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from piper_core.directives import Order, Stage
-from piper_core.errors import PiperError
+from piper_core.errors import PiperError, ProgramError
+from piper_core.ir.dag import Dag
 from piper_core.ir.filter import Filter, Value
 from piper_core.program.program import Program
-from piper_core.program.strategy import Strategy, base_dag, load
+from piper_core.program.strategy import Header, Strategy, base_dag, load
 from piper_core.schedule.lower import lower
 from piper_core.schedule.plan import Plan
 from piper_core.schedule.verify import verify
@@ -76,6 +77,7 @@ def _verified(strategy: Strategy, synthetic: str | None, stages: int | None, rep
     report.ranks, report.stages, report.microbatches = len(plan.rows[0]), plan.stages, plan.microbatches
     report.derived_rows = list(plan.derived)
     report.notes += dag.notes
+    _matches(strategy.header, dag)
     if plan.derived:
         rows = "every row" if len(plan.derived) == len(plan.rows) else f"rows {', '.join(map(str, plan.derived))}"
         report.notes.append(f"the list scheduler completed the order of {rows}")
@@ -84,6 +86,20 @@ def _verified(strategy: Strategy, synthetic: str | None, stages: int | None, rep
     report.verify_s = round(time.perf_counter() - start_s, 6)
     report.verified = True
     return plan
+
+
+def _matches(header: Header, dag: Dag) -> None:
+    """Refuse a header that says another microbatch than the directives make.
+
+    Raises:
+        ProgramError: naming both.
+    """
+    made = int(dag.sequences()[dag.compute].max(initial=1))
+    if header.micro_batch is not None and header.global_batch is not None and header.micro_batch != made:
+        raise ProgramError(
+            f"header field micro_batch is {header.micro_batch}, but split and replicate make microbatches of {made}",
+            expected=f"micro_batch: {made}, or another split",
+        )
 
 
 def _summary(report: Report) -> str:
