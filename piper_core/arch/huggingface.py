@@ -87,9 +87,10 @@ class _Config:
     def wrong(self, what: str) -> ConfigError:
         return ConfigError(f"{self.name}: {what}")
 
-    def integer(self, key: str, default: int | None = None) -> int:
-        """Return a field; null is as good as none."""
+    def integer(self, key: str, default: int | None = None, *, also: str = "") -> int:
+        """Return a field (or that of its other name ``also``); null is as good as none."""
         value = self.data.get(key)
+        value = self.data.get(also) if value is None else value
         value = default if value is None else value
         if value is None:
             raise self.wrong(f"field {key} is missing")
@@ -215,7 +216,7 @@ def _qwen3_moe(c: _Config) -> dict[str, Any]:
         "ffn": qwen3["ffn"] if dense else 0,
         "dense_layers": len(dense),
         "head_dim": c.integer("head_dim", hidden // qwen3["heads"]),
-        "experts": c.integer("num_experts"),
+        "experts": c.integer("num_experts", also="num_local_experts"),
         "top_k": c.integer("num_experts_per_tok"),
         "expert_ffn": c.integer("moe_intermediate_size"),
         "normalise_top_k": c.flag("norm_topk_prob"),
@@ -228,7 +229,7 @@ def _mixtral(c: _Config) -> dict[str, Any]:
     return {
         **_common(c, eps=1e-5, theta=1e6),
         "ffn": 0,
-        "experts": c.integer("num_local_experts"),
+        "experts": c.integer("num_local_experts", also="num_experts"),
         "top_k": c.integer("num_experts_per_tok"),
         "expert_ffn": c.integer("intermediate_size"),
         "balance_loss": c.number("router_aux_loss_coef", 0.001),
@@ -300,7 +301,7 @@ def _deepseek_v3(c: _Config) -> dict[str, Any]:
         "ffn": common["ffn"] if first else 0,
         "kv_heads": common["heads"],
         "dense_layers": first,
-        "experts": c.integer("n_routed_experts"),
+        "experts": c.integer("n_routed_experts", also="num_local_experts"),
         "top_k": c.integer("num_experts_per_tok"),
         "expert_ffn": expert_ffn,
         "shared_ffn": c.integer("n_shared_experts", 0) * expert_ffn,

@@ -145,7 +145,7 @@ def expert(parts: Parts) -> Chunk:
     """All experts of a layer at balanced routing, the shared one, weighted combine, residual add."""
     arch, hidden, tokens = parts.arch, parts.hidden, parts.token_bytes
     block = _block(parts, arch.expert_ffn, parts.seq * arch.top_k / arch.experts, arch.experts)
-    inputs, used = tokens, arch.top_k / arch.experts
+    shared, used = (hidden if arch.shared_ffn else 0.0), arch.top_k / arch.experts
     sizes = [(name, arch.expert_ffn) for name in _names(parts)] + [("down", arch.hidden)]
     parameters = [
         Parameter(f"moe.experts.{name}.weight", arch.experts * arch.expert_ffn * arch.hidden, expert=True, used=used)
@@ -158,7 +158,6 @@ def expert(parts: Parts) -> Chunk:
         ]
     if arch.shared_ffn:
         block += _block(parts, arch.shared_ffn, parts.seq)
-        inputs += hidden
         parameters += _parameters(parts, "moe.experts.shared", arch.shared_ffn)
     combine = tokens + 3 * hidden
     products = len(block.linears)
@@ -179,9 +178,9 @@ def expert(parts: Parts) -> Chunk:
         output_bytes=hidden,
         hidden_bytes=hidden,
         token_bytes=tokens,
-        saved=Saved(block.kept + block.product, inputs + tokens),  # inputs; outputs, for their weights
-        saved_selective=Saved(block.gradients, inputs + tokens),
-        saved_full=Saved(0.0, inputs),
-        stash=Saved(block.product + block.gradients, inputs + tokens),
+        saved=Saved(block.kept + block.product, 2 * tokens),  # inputs; outputs, for their weights
+        saved_selective=Saved(block.gradients, 2 * tokens),
+        saved_full=Saved(0.0, tokens),  # the router keeps what a shared expert takes in
+        stash=Saved(block.product + block.gradients, 2 * tokens + shared),
         workspace_bytes=block.product + block.gradients,
     )

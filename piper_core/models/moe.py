@@ -25,14 +25,15 @@ Routing = Literal["dropless", "balanced"]
 
 
 class Routed(NamedTuple):
-    """What the router hands to the experts. Rows are copies of tokens, top-k for each, sorted by expert and then by
-    token: ``rows`` (n, hidden), ``weights`` (n,), ``source`` (n,) the token of each, ``counts`` (experts,). ``normed``
-    is every token, (b, s, hidden), for a shared expert."""
+    """What the router hands to the experts. ``rows`` (n, hidden) are copies of tokens, top-k for each, sorted by expert
+    and then by token; ``counts`` (experts,) says how many each expert has, ``places`` (n,) in which row each token's
+    copies lie, ``weights`` (n / k, k) what their outputs count for. ``normed`` is every token, (b, s, hidden), for a
+    shared expert."""
 
     rows: Tensor
-    weights: Tensor
-    source: Tensor
     counts: Tensor
+    places: Tensor
+    weights: Tensor
     normed: Tensor
 
 
@@ -75,8 +76,8 @@ class Router(nn.Module):
             loss = arch.balance_loss * arch.experts * (share * scores.mean(0)).sum()  # arXiv 2101.03961, equation 4
             weights = with_loss(weights, loss, self.loss_weight)
         order = flat.sort(stable=True).indices
-        source = order // arch.top_k
-        return Routed(tokens[source], weights.flatten()[order].to(x.dtype), source, counts, h)
+        places = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=x.device))
+        return Routed(tokens[order // arch.top_k], counts, places, weights.to(x.dtype), h)
 
     def _choose(self, scores: Tensor) -> Tensor:
         """Return the experts of each token, (tokens, top_k), highest score first."""
@@ -111,8 +112,9 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor, routed: Routed) -> Tensor:
         """Return (b, s, hidden): x and what the experts make of its copies."""
-        y = self.compute(routed.rows, routed.counts) * routed.weights.unsqueeze(-1)
-        out = torch.zeros_like(x).flatten(0, 1).index_add(0, routed.source, y).view_as(x)
+        y = self.compute(routed.rows, routed.counts)
+        copies = y.index_select(0, routed.places).view(*routed.weights.shape, -1)
+        out = (copies * routed.weights.unsqueeze(-1)).sum(1).view_as(x)
         return x + out if self.shared is None else x + out + self.shared(routed.normed)
 
     def compute(self, rows: Tensor, counts: Tensor) -> Tensor:

@@ -34,7 +34,8 @@ class Header:
     """What a program was made for.
 
     ``model`` is a preset, the path of a Hugging Face config or a synthetic spec (``dense:24``); ``cluster`` an id
-    such as ``p4de``; ``global_batch`` and ``micro_batch`` in sequences; ``schedule`` the family behind the order directives.
+    such as ``p4de``; ``global_batch`` and ``micro_batch`` in sequences; ``schedule`` the family behind the order
+    directives.
     ``predicted``, ``measured`` and ``versions`` are free mappings of JSON data, for people and reports.
 
     Raises:
