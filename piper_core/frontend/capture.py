@@ -92,16 +92,17 @@ def _joint(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Joint:
     """
     from torch._functorch._aot_autograd import descriptors as d
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
-    from torch._guards import detect_fake_mode
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch._guards import active_fake_mode
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
     from torch.fx.traceback import preserve_node_meta
 
-    mode = detect_fake_mode((inputs, tuple(model.parameters()))) or FakeTensorMode(allow_non_fake_inputs=True)
+    mode = next((p.fake_mode for p in (*model.parameters(), *inputs) if isinstance(p, FakeTensor)), None)
+    mode = mode or active_fake_mode() or FakeTensorMode(allow_non_fake_inputs=True)
     with ExitStack() as stack:
         stack.enter_context(preserve_node_meta())
         stack.enter_context(mode)
-        stack.enter_context(_grad_enabled())
-        placed = tuple(mode.from_tensor(each) if type(each) is torch.Tensor else each for each in inputs)
+        stack.enter_context(torch.enable_grad())
+        placed = tuple(_placed(each, mode) for each in inputs)
         module = aot_export_joint_with_descriptors(stack, model, placed).graph_module
     first = {id(parameter): name for name, parameter in model.named_parameters()}
     names = {name: first[id(each)] for name, each in model.named_parameters(remove_duplicate=False)}
@@ -113,7 +114,10 @@ def _joint(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Joint:
     for node in module.graph.nodes:
         if node.op != "placeholder":
             continue
-        what = node.meta["desc"] = _whole(node.meta["desc"])
+        what, is_part = _whole(node.meta["desc"])
+        if not is_part:
+            continue
+        node.meta["desc"] = what
         name_of[what] = node.name
         match what:
             case d.ParamAOTInput():
@@ -130,7 +134,8 @@ def _joint(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Joint:
     gradients: list[tuple[str, Node]] = []
     last = next(iter(reversed(module.graph.nodes)))
     for value, each in zip(last.args[0], last.meta["desc"], strict=True):
-        match what := _whole(each):
+        what, is_part = _whole(each)
+        match what if is_part else None:
             case d.PlainAOTOutput():
                 outputs.append(value)
             case d.GradAOTOutput() if value is not None:
@@ -148,17 +153,20 @@ def _joint(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Joint:
     return Joint(module, parameters, buffers, arguments, tuple(tangents), tuple(outputs), tuple(gradients))
 
 
-def _whole(what: Any) -> Any:
-    """Return what a placeholder or output stands for, of a DTensor's local part the DTensor."""
-    while type(what).__name__ in ("SubclassGetAttrAOTInput", "SubclassGetAttrAOTOutput"):
-        what = what.base
-    return what
+def _whole(what: Any) -> tuple[Any, bool]:
+    """Return what a placeholder or output stands for, and whether it is a tensor: of a DTensor's local part the DTensor
+    itself (its other part is the mesh)."""
+    if type(what).__name__ in ("SubclassGetAttrAOTInput", "SubclassGetAttrAOTOutput"):
+        return what.base, what.attr == "_local_tensor"
+    return what, True
 
 
-@contextmanager
-def _grad_enabled() -> Iterator[None]:
-    with torch.enable_grad():
-        yield
+def _placed(value: torch.Tensor, mode: Any) -> torch.Tensor:
+    """Return an input as a fake tensor of ``mode`` on the CPU."""
+    if getattr(value, "fake_mode", None) is mode:
+        return value
+    size, stride = tuple(value.shape), value.stride()
+    return torch.empty_strided(size, stride, dtype=value.dtype, device="cpu", requires_grad=value.requires_grad)
 
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
