@@ -67,6 +67,7 @@ class LatentAttention(nn.Module):
         self.q = Linear(arch.q_rank or arch.hidden, arch.q_width, False, device, dtype)
         self.kv_down = Linear(arch.hidden, arch.kv_rank + arch.rope_dim, False, device, dtype)
         self.kv_norm = RMSNorm(arch.kv_rank, eps, device, dtype)
+        self.shared_key = nn.Identity()  # where tensor parallelism hands every rank the key that its heads share
         self.kv = Linear(arch.kv_rank, arch.heads * (self.plain_dim + arch.value_dim), False, device, dtype)
         self.o = Linear(arch.value_width, arch.hidden, False, device, dtype)
         self.post_norm = norm(arch, device, dtype) if arch.post_norm else None
@@ -81,7 +82,7 @@ class LatentAttention(nn.Module):
         down, k_rope = torch.split(self.kv_down(h), [self.kv_rank, self.rope_dim], dim=-1)
         kv = split_heads(self.kv(self.kv_norm(down)), self.plain_dim + self.value_dim)
         k_plain, v = torch.split(kv, [self.plain_dim, self.value_dim], dim=-1)
-        k_rope = rotate(k_rope.unsqueeze(1), rope).expand(-1, kv.shape[1], -1, -1)
+        k_rope = rotate(self.shared_key(k_rope).unsqueeze(1), rope).expand(-1, kv.shape[1], -1, -1)
         q, k = torch.cat((q_plain, rotate(q_rope, rope)), dim=-1), torch.cat((k_plain, k_rope), dim=-1)
         v = functional.pad(v, (0, self.head_dim - self.value_dim))
         out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)

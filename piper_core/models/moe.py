@@ -112,10 +112,13 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor, routed: Routed) -> Tensor:
         """Return (b, s, hidden): x and what the experts make of its copies."""
-        y = self.compute(routed.rows, routed.counts)
-        copies = y.index_select(0, routed.places).view(*routed.weights.shape, -1)
-        out = (copies * routed.weights.unsqueeze(-1)).sum(1).view_as(x)
+        out = self.combine(self.compute(routed.rows, routed.counts), routed)
         return x + out if self.shared is None else x + out + self.shared(routed.normed)
+
+    def combine(self, y: Tensor, routed: Routed) -> Tensor:
+        """Return (b, s, hidden): for each token the weighted sum of what the experts made of its copies, y (n, hidden)."""
+        copies = y.index_select(0, routed.places).view(*routed.weights.shape, -1)
+        return (copies * routed.weights.unsqueeze(-1)).sum(1).view_as(routed.normed)
 
     def compute(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Return the outputs of rows (n, hidden) sorted by expert: what lies between dispatch and combine."""

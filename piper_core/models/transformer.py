@@ -76,6 +76,10 @@ class Head(nn.Module):
             logits = self.cap * torch.tanh(logits / self.cap)
         if targets is None:
             return logits  # type: ignore[no-any-return]  # modules return Any
+        return self.loss(logits, targets)
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean cross-entropy of logits (b, s, vocab)."""
         return functional.cross_entropy(widen(logits).flatten(0, 1), targets.flatten())
 
 
