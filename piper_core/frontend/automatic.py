@@ -63,7 +63,7 @@ def _region_modules(block: nn.Module, stack: ExitStack) -> None:
     for name, child in block.named_children():
         region = _region_of(child) or _NAMES.get(name)
         inner = {_region_of(c) or _NAMES.get(n) for n, c in child.named_children()}
-        if region is not Region.ATTENTION and Region.EXPERT in inner:  # a mixture: its parts have regions
+        if region in (None, Region.MLP) and Region.EXPERT in inner:  # a mixture: its parts have regions
             _region_modules(child, stack)
         elif region is not None:
             _wrap(child, stack, partial(_unless_open, REGION, str(region)))

@@ -13,7 +13,7 @@ from torch.fx import Node
 
 from piper_core.arch.chunk import Chunk, Matmul, Parameter, Saved, Work
 from piper_core.frontend import operations as ops
-from piper_core.frontend.cut import ChunkGraph, Cut, Piece, tensors
+from piper_core.frontend.cut import ChunkGraph, Cut, Piece, reach, tensors
 from piper_core.frontend.recompute import fused, kept
 from piper_core.frontend.roles import Roles, roles
 from piper_core.frontend.table import LAYER_MARK, Affine, Instance, PhaseTotals, Template, Trace
@@ -180,17 +180,23 @@ class _Table:
         return Template(chunk, phases, saved_bytes)
 
     def graph(self, piece: Piece, phase: Phase) -> ChunkGraph:
+        """Return a phase's graph; of fused kernels, a backward with what it computes again."""
+        lean = self.kernels == "fused"
         match phase:
             case Phase.F:
-                return piece.forward_keeping(fused(piece)) if self.kernels == "fused" else piece.forward
-            case Phase.B:
-                return piece.backward
-            case Phase.BI:
-                return piece.backward_input
-            case Phase.BW:
-                return piece.backward_weight
-            case _:
+                return piece.forward_keeping(fused(piece)) if lean else piece.forward
+            case Phase.R:
                 return piece.recompute(kept(piece, Recompute.SELECTIVE))
+            case Phase.B:
+                made = piece.backward
+            case Phase.BI:
+                made = piece.backward_input
+            case _:
+                made = piece.backward_weight
+        if not lean:
+            return made
+        own = {*made.calls, *piece.recompute(fused(piece)).calls}
+        return reach(phase, list(made.outputs), lambda node: node in own)
 
     def totals(self, index: int, phase: Phase) -> list[Totals]:
         """Return a phase's totals in each capture."""
@@ -269,7 +275,8 @@ class _Table:
                 shape = grouped[owner]
                 used = shape.m / (self.tokens * shape.groups)
             tie = "embedding" if full in self.ties else ""
-            shown = full.replace(prefix, f"{self.layout.prefix}{LAYER_MARK}.", 1) if prefix else full
+            shown = str(self.given[name].meta["desc"].target)  # where tied, the name that this site knows it by
+            shown = shown.replace(prefix, f"{self.layout.prefix}{LAYER_MARK}.", 1) if prefix else shown
             found.setdefault(full, Parameter(shown, numel, tensor, owner in grouped, tie, used))
         return tuple(found.values())
 

@@ -107,13 +107,13 @@ class Piece:
         wanted = [node for node in self.saved if node in forward and node not in held]
         wanted += [node for node in self.sent if send and node not in wanted and node not in held]
         own = forward - held
-        return _reach(Phase.R, wanted, lambda node: node in own)
+        return reach(Phase.R, wanted, lambda node: node in own)
 
     def forward_keeping(self, kept: Iterable[Node]) -> ChunkGraph:
         """Return F that hands out what is sent and ``kept``, and forgets what else the backward reads."""
         forward = set(self.forward.calls)
         wanted = [*self.sent, *(node for node in kept if node in forward)]
-        return _reach(Phase.F, _unique(wanted), lambda node: node in forward)
+        return reach(Phase.F, _unique(wanted), lambda node: node in forward)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ def cut(joint: Joint, layers: int | None = None) -> Cut:
         return lambda n: n in free or (made.site_of.get(n) == site and (n in made.backward) == backward)
 
     whole = [
-        _reach(Phase.B, _unique([*targets[s], *(n for _, n in parts.get(s, ()))]), own(s, True)) for s in range(count)
+        reach(Phase.B, _unique([*targets[s], *(n for _, n in parts.get(s, ()))]), own(s, True)) for s in range(count)
     ]
     read: set[Node] = {node for graph in whole for node in graph.inputs}
     read |= {node for graph in whole for node in graph.outputs if node not in made.backward}
@@ -158,7 +158,7 @@ def cut(joint: Joint, layers: int | None = None) -> Cut:
         mine = [node for node in joint.nodes if made.site_of.get(node) == s and node not in made.backward]
         mine = [node for node in mine if node not in free]
         sent = [node for node in mine if node in outputs or any(u != s for u in _forward_users(node, made))]
-        forward = _reach(Phase.F, _unique([*sent, *(node for node in mine if node in read)]), own(s, False))
+        forward = reach(Phase.F, _unique([*sent, *(node for node in mine if node in read)]), own(s, False))
         first, second = _split(whole[s], targets[s], gradients, own(s, True))
         held = [node for node in whole[s].inputs if node not in fixed]
         varying = [node for node in second.inputs if node not in fixed]
@@ -181,10 +181,10 @@ def cut(joint: Joint, layers: int | None = None) -> Cut:
     graphs = [graph for piece in pieces for graph in (piece.forward, piece.backward)]
     wanted = _unique(node for graph in graphs for node in graph.inputs if node in prelude)
     edges = _edges(pieces, made)
-    return Cut(joint, tuple(pieces), _reach(Phase.NONE, wanted, lambda n: n in prelude or n in free), edges)
+    return Cut(joint, tuple(pieces), reach(Phase.NONE, wanted, lambda n: n in prelude or n in free), edges)
 
 
-def _reach(phase: Phase, outputs: list[Node], own: Callable[[Node], bool]) -> ChunkGraph:
+def reach(phase: Phase, outputs: list[Node], own: Callable[[Node], bool]) -> ChunkGraph:
     """Return the graph of ``outputs``: the own nodes that they need in the joint graph's order, inputs by first use."""
     calls: set[Node] = set()
     others: set[Node] = set()
@@ -207,12 +207,12 @@ def _split(
     whole: ChunkGraph, leaving: list[Node], gradients: tuple[tuple[str, Node], ...], own: Callable[[Node], bool]
 ) -> tuple[ChunkGraph, ChunkGraph]:
     """Return BI and BW of a whole backward."""
-    first = set(_reach(Phase.BI, leaving, own).calls)
+    first = set(reach(Phase.BI, leaving, own).calls)
     late = [node for _, node in gradients if node not in first]
     early = [node for _, node in gradients if node in first]
-    second = _reach(Phase.BW, _unique(late), lambda node: node not in first and own(node))
+    second = reach(Phase.BW, _unique(late), lambda node: node not in first and own(node))
     crossing = [node for node in second.inputs if node in first]
-    return _reach(Phase.BI, _unique([*leaving, *early, *crossing]), own), second
+    return reach(Phase.BI, _unique([*leaving, *early, *crossing]), own), second
 
 
 def _parts(joint: Joint, made: Assignment) -> dict[int, list[tuple[str, Node]]]:
@@ -276,6 +276,13 @@ def is_view(node: Node) -> bool:
         return True
     made = storages(node)
     return bool(made) and made <= {key for n in node.all_input_nodes for key in storages(n)}
+
+
+def root(node: Node) -> Node:
+    """Return the value that a chain of views starts from."""
+    while node.op == "call_function" and is_view(node):
+        node = node.all_input_nodes[0]
+    return node
 
 
 def storages(node: Node) -> set[int]:

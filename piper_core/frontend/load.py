@@ -83,12 +83,12 @@ def _checked(made: Any, path: Path, function: str) -> tuple[nn.Module, tuple[Ten
 def resized(inputs: Sequence[Tensor], batch: int) -> tuple[Tensor, ...]:
     """Return inputs like the ones given with another batch: dimension 0, where it is that of the first input."""
     given = inputs[0].shape[0] if inputs[0].dim() else None
-    with fake():
-        return tuple(
-            torch.empty(
-                (batch, *each.shape[1:]) if each.dim() and each.shape[0] == given else tuple(each.shape),
-                dtype=each.dtype,
-                requires_grad=each.requires_grad,
-            )
-            for each in inputs
+    return tuple(
+        torch.empty(
+            (batch, *each.shape[1:]) if each.dim() and each.shape[0] == given else tuple(each.shape),
+            dtype=each.dtype,
+            device="meta",
+            requires_grad=each.requires_grad,
         )
+        for each in inputs
+    )

@@ -8,7 +8,7 @@ from typing import assert_never
 import torch
 from torch.fx import Node
 
-from piper_core.frontend.cut import Piece, is_view, storages, tensors
+from piper_core.frontend.cut import Piece, is_view, root, storages, tensors
 from piper_core.frontend.operations import is_attention, is_fusable, product_weight
 from piper_core.names import Recompute
 
@@ -48,15 +48,8 @@ def fused(piece: Piece) -> tuple[Node, ...]:
 
 def _with_views(calls: set[Node], forward: set[Node]) -> set[Node]:
     """Return the tensors that calls make and the views of them."""
-    found = calls | {node for node in forward if is_view(node) and _root(node) in calls}
+    found = calls | {node for node in forward if is_view(node) and root(node) in calls}
     return {node for node in found if isinstance(node.meta.get("val"), torch.Tensor)}
-
-
-def _root(node: Node) -> Node:
-    """Return the value that a chain of views starts from."""
-    while node.op == "call_function" and is_view(node):
-        node = node.all_input_nodes[0]
-    return node
 
 
 def _readers(node: Node, calls: set[Node]) -> set[Node]:
@@ -72,7 +65,9 @@ def lean(piece: Piece, heavy: set[Node], pinned: Iterable[Node] = ()) -> tuple[N
     """Keep ``pinned`` and heavy saved values; any other is computed again where that keeps fewer bytes."""
     forward, pins = set(piece.forward.calls), set(pinned)
     stay = {node: None for node in piece.saved if node in forward and (node in heavy or node in pins)}
-    for value in piece.saved:
+    for value in sorted(
+        piece.saved, key=lambda node: -_nbytes({node}, set())
+    ):  # what the largest needs, others may use
         if value not in forward or value in stay:
             continue
         sources = _sources(value, forward, heavy, set(stay))

@@ -8,14 +8,13 @@ such as a router's scores or a latent's projection down.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from torch.fx import Node
 
 from piper_core.frontend.cut import Piece, is_view
-from piper_core.frontend.operations import name, product_weight
+from piper_core.frontend.operations import name, product_weight, weight_of
 from piper_core.names import Region
 
 Role = Literal["column", "row", ""]
@@ -55,24 +54,10 @@ def roles(piece: Piece) -> Roles:
             weight = product_weight(p)
             assert weight is not None
             weights.setdefault(weight.name, "column" if role == "column" else "row")
-    divided = _forward_divided(calls, column, row, before, piece.site.region)
+    divided = {node for node in calls if node in column or (before[node] & column and not before[node] & row)} - row
     divided |= _backward_divided(piece, weights, divided)
-    entering = {n: None for p in sorted(column) for n in p.all_input_nodes if n in before and n is not None}
+    entering = {n: None for p in sorted(column) for n in p.all_input_nodes if n in before and weight_of(n) is None}
     return Roles(weights, frozenset(divided), tuple(entering))
-
-
-def _forward_divided(
-    calls: Iterable[Node], column: set[Node], row: set[Node], before: dict[Node, set[Node]], region: Region
-) -> set[Node]:
-    """Return the values after a column parallel product and before a row parallel one (in the head: all after)."""
-    leads = set() if region is not Region.HEAD else set(before)
-    waiting = list(row)
-    while waiting:
-        for node in waiting.pop().all_input_nodes:
-            if node in before and node not in leads:
-                leads.add(node)
-                waiting.append(node)
-    return {node for node in calls if node in leads and node not in row and (node in column or before[node] & column)}
 
 
 def _backward_divided(piece: Piece, weights: dict[str, Role], divided: set[Node]) -> set[Node]:

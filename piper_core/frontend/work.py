@@ -9,7 +9,7 @@ from typing import Literal
 from torch.fx import Node
 
 from piper_core.frontend import operations as ops
-from piper_core.frontend.cut import ChunkGraph, Piece, is_view, storages, tensors
+from piper_core.frontend.cut import ChunkGraph, Piece, is_view, root, storages, tensors
 from piper_core.frontend.roles import Roles, gradient_products
 from piper_core.names import Region
 
@@ -69,9 +69,10 @@ def measure(graph: ChunkGraph, piece: Piece, roles: Roles, kernels: Kernels = "e
     for node in graph.calls:
         if node.op != "call_function" or is_view(node):
             continue
-        read, written = ops.traffic(node)
-        total["read"] += read
-        total["written"] += written
+        if ops.is_attention(node) or ops.is_product(node):
+            read, written = ops.traffic(node)
+            total["read"] += read
+            total["written"] += written
         if ops.is_attention(node):
             call = ops.attention(node)
             total["attention_flops"] += call.flops
@@ -82,7 +83,7 @@ def measure(graph: ChunkGraph, piece: Piece, roles: Roles, kernels: Kernels = "e
             shape, weight = ops.product(node), ops.product_weight(node)
             if weight is None and node not in late and piece.site.region is Region.ATTENTION:
                 total["attention_flops"] += shape.flops
-                total["memory"] += read + written
+                total["memory"] += sum(ops.traffic(node))
                 written_out = True
                 continue
             total["matmul_flops"] += shape.flops
@@ -96,68 +97,83 @@ def measure(graph: ChunkGraph, piece: Piece, roles: Roles, kernels: Kernels = "e
         else:
             total["matmul_flops"] += ops.other_flops(node)
             small.append(node)
-    groups = _chains(graph, small) if kernels == "fused" else [[node] for node in small]
-    outputs = set(graph.outputs)
-    for group in groups:
-        moved = _chain_bytes(group, outputs) if kernels == "fused" else float(sum(ops.traffic(group[0])))
-        launches += bool(moved)
-        total["memory" if group[-1] in roles.divided else "replicated"] += moved
+    ends = set(graph.outputs)
+    for group in _chains(graph, small) if kernels == "fused" else [[node] for node in small]:
+        taken, made = _chain_traffic(group, set(graph.calls), ends)
+        total["read"] += taken
+        total["written"] += made
+        total["memory" if group[-1] in roles.divided else "replicated"] += taken + made
+        launches += bool(taken + made)
     return Totals(**total, kernels=launches, products=tuple(products), written_out=written_out)
 
 
 def _chains(graph: ChunkGraph, small: list[Node]) -> list[list[Node]]:
-    """Join fusable calls that feed each other, views between them; never round a call that is none."""
-    members = set(small)
-    leader: dict[Node, Node] = {}
-    level: dict[Node, int] = {}
-    groups: dict[Node, list[Node]] = {}
+    """Join fusable calls that feed each other or read the same result, views between them; never round another call.
+
+    Calls between the same two ranks of other calls (a product, a sort) may join. A call's rank is as late as its users
+    allow, so that what is computed again for a backward joins that.
+    """
+    members, calls = set(small), set(graph.calls)
+    joins = {node for node in small if ops.is_fusable(node)}
+    rank: dict[Node, int] = {}
     for node in graph.calls:
-        sources = [n for n in node.all_input_nodes if n in level]
-        joins = node in members and ops.is_fusable(node)
-        barrier = not joins and not is_view(node)
-        level[node] = max((level[n] for n in sources), default=0) + barrier
+        before = max((rank[n] for n in node.all_input_nodes if n in rank), default=0)
+        rank[node] = before + (node not in joins and not is_view(node))
+    for node in reversed(graph.calls):
+        users = [rank[u] - (u not in joins and not is_view(u)) for u in node.users if u in calls]
+        if users and (node in joins or is_view(node)):
+            rank[node] = max(rank[node], min(users))
+    leader: dict[Node, Node] = {}
+    groups: dict[Node, list[Node]] = {}
+    reader: dict[tuple[Node, int, int], Node] = {}
+    for node in graph.calls:
+        sources = [leader[n] for n in node.all_input_nodes if n in leader and rank[n] == rank[node]]
+        if node in joins:
+            size = sum(t.numel() for t in tensors(node))
+            places = [(root(n), rank[node], size) for n in node.all_input_nodes if root(n) in calls]
+            sources += [leader[reader[place]] for place in places if place in reader]
+            reader.update(dict.fromkeys(places, node))
         if is_view(node):
-            if sources and sources[0] in leader:
-                leader[node] = leader[sources[0]]
+            if sources:
+                leader[node] = sources[0]
             continue
         if node not in members:
             continue
-        mine = [leader[n] for n in sources if joins and n in leader and level[n] == level[node]]
-        first = min(mine, default=node)
-        if joins:
-            leader[node] = first
-        groups.setdefault(first, []).append(node)
-        for other in mine:
-            if other is not first and other in groups:
-                groups[first] += groups.pop(other)
-                leader = {key: first if value is other else value for key, value in leader.items()}
+        groups[node] = [node]
+        if node in joins:
+            leader[node] = node
+            for other in dict.fromkeys(sources):
+                groups[node] += groups.pop(other)
+                leader = {key: node if value is other else value for key, value in leader.items()}
     return [sorted(group) for group in groups.values()]
 
 
-def _chain_bytes(group: list[Node], outputs: set[Node]) -> float:
-    """Return the bytes that cross the ends of a chain of calls."""
+def _chain_traffic(group: list[Node], calls: set[Node], ends: set[Node]) -> tuple[float, float]:
+    """Return the bytes that a chain of calls reads and writes: what crosses its ends."""
     if len(group) == 1:
-        return float(sum(ops.traffic(group[0])))
+        read, written = ops.traffic(group[0])
+        return float(read), float(written)
     inside = set(group)
     own = {key for node in group for key in storages(node)}
-    read: dict[int, int] = {}
-    written: dict[int, int] = {}
+    taken: dict[int, int] = {}
+    made: dict[int, int] = {}
     for node in group:
         for source in node.all_input_nodes:
             for tensor in tensors(source):
                 key = tensor.untyped_storage()._cdata
                 if key not in own:
-                    read[key] = max(read.get(key, 0), ops.nbytes(tensor))
-        if node in outputs or not _ends_inside(node, inside, outputs):
-            written.update((t.untyped_storage()._cdata, ops.nbytes(t)) for t in tensors(node))
-    return float(sum(read.values()) + sum(written.values()))
+                    taken[key] = max(taken.get(key, 0), ops.nbytes(tensor))
+        if _leaves(node, inside, calls, ends):
+            made.update((t.untyped_storage()._cdata, ops.nbytes(t)) for t in tensors(node))
+    return float(sum(taken.values())), float(sum(made.values()))
 
 
-def _ends_inside(node: Node, inside: set[Node], outputs: set[Node]) -> bool:
-    """Say whether nobody but the chain reads a value, itself or through views."""
-    return all(
-        user in inside or (is_view(user) and user not in outputs and _ends_inside(user, inside, outputs))
+def _leaves(node: Node, inside: set[Node], calls: set[Node], ends: set[Node]) -> bool:
+    """Say whether a value, itself or through views, is read outside its chain or handed out."""
+    return node in ends or any(
+        _leaves(user, inside, calls, ends) if is_view(user) else user not in inside
         for user in node.users
+        if user in calls
     )
 
 
