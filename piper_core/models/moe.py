@@ -116,7 +116,7 @@ class Experts(nn.Module):
         return x + out if self.shared is None else x + out + self.shared(routed.normed)
 
     def combine(self, y: Tensor, routed: Routed) -> Tensor:
-        """Return (b, s, hidden): for each token the weighted sum of what the experts made of its copies, y (n, hidden)."""
+        """Return (b, s, hidden): each token's weighted sum of what experts made of its copies, y (n, hidden)."""
         copies = y.index_select(0, routed.places).view(*routed.weights.shape, -1)
         return (copies * routed.weights.unsqueeze(-1)).sum(1).view_as(routed.normed)
 
