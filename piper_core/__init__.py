@@ -17,6 +17,8 @@ if TYPE_CHECKING:
         ProgramError,
         ScheduleError,
     )
+    from piper_core.frontend.annotate import annotate
+    from piper_core.frontend.trace import trace_model
     from piper_core.ir.action import Action
     from piper_core.ir.dag import Dag, training_dag
     from piper_core.mesh import Mesh
@@ -35,6 +37,8 @@ _HOME = {
     "errors": (
         "ConfigError", "DirectiveError", "InfeasibleError", "PiperError", "PlanError", "ProgramError", "ScheduleError",
     ),
+    "frontend.annotate": ("annotate",),
+    "frontend.trace": ("trace_model",),
     "ir.action": ("Action",),
     "ir.dag": ("Dag", "training_dag"),
     "mesh": ("Mesh",),
@@ -50,7 +54,7 @@ _HOME = {
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 __all__ = [  # noqa: RUF022  # by what they are for
     "PiperError", "ConfigError", "DirectiveError", "InfeasibleError", "PlanError", "ProgramError", "ScheduleError",
-    "Architecture", "ModelChunks", "Mesh", "model_chunks", "preset", "synthetic",
+    "Architecture", "ModelChunks", "Mesh", "annotate", "model_chunks", "preset", "synthetic", "trace_model",
     "Header", "Program", "Strategy", "dump", "load", "loads", "to_upstream",
     "Dag", "base_dag", "training_dag",
     "FAMILIES", "Family", "get_family",

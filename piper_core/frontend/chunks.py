@@ -16,8 +16,8 @@ from piper_core.frontend import operations as ops
 from piper_core.frontend.cut import ChunkGraph, Cut, Piece, reach, tensors
 from piper_core.frontend.recompute import fused, kept
 from piper_core.frontend.roles import Roles, roles
-from piper_core.frontend.table import LAYER_MARK, Affine, Instance, PhaseTotals, Template, Trace
-from piper_core.frontend.work import Kernels, Product, Totals, held, measure, workspace
+from piper_core.frontend.table import LAYER_MARK, Affine, Instance, Kernels, PhaseTotals, Template, Trace
+from piper_core.frontend.work import Product, Totals, held, measure, workspace
 from piper_core.names import Phase, Recompute, Region
 
 _PHASES = (Phase.F, Phase.BI, Phase.BW, Phase.R)

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import cache
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from piper_core.arch.chunk import Chunk, ModelChunks
 from piper_core.names import Region
 
+Kernels = Literal["eager", "fused"]
 LAYER_MARK = "{layer}"
 """Stands for a layer's index in the names of a template's parameters."""
 

@@ -14,12 +14,10 @@ from piper_core.arch.huggingface import load_architecture
 from piper_core.arch.record import Architecture
 from piper_core.errors import ConfigError
 from piper_core.frontend.cache import Cache
-from piper_core.frontend.table import Trace
+from piper_core.frontend.table import Kernels, Trace
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-    from piper_core.frontend.work import Kernels
 
 DEFAULT_SEQ_LEN = 4096
 _FUNCTION = re.compile(r"(?P<file>.+\.py):(?P<function>[A-Za-z_]\w*)")

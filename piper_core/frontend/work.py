@@ -11,11 +11,11 @@ from torch.fx import Node
 from piper_core.frontend import operations as ops
 from piper_core.frontend.cut import ChunkGraph, Piece, is_view, root, storages, tensors
 from piper_core.frontend.roles import Roles, gradient_products
+from piper_core.frontend.table import Kernels
 from piper_core.names import Region
 
 ACCUMULATE_BYTES = 8
 """Traffic of adding one weight gradient to its fp32 accumulator: read and write 4 bytes."""
-Kernels = Literal["eager", "fused"]
 
 
 @dataclass(frozen=True, slots=True)

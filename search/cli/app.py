@@ -57,6 +57,18 @@ def parser() -> Parser:
     check.add_argument("--stages", type=at_least_one, metavar="N",
                        help="stages of a synthetic model (default: one more than the highest PP named)")  # fmt: skip
     check.set_defaults(run=_check)
+    trace = command("trace", "trace a model into chunks, and print what each computes, moves and keeps")
+    trace.add_argument("--model", dest="traced", required=True, metavar="MODEL",
+                       help="a preset, a Hugging Face config.json or its folder, or file.py:function, "
+                            "which returns (model, example inputs)")  # fmt: skip
+    trace.add_argument("--tp", type=at_least_one, default=1, metavar="N", help="ranks of a tensor group (default: 1)")
+    trace.add_argument("--micro-batch", type=at_least_one, metavar="N", help="sequences (default: 1)")
+    trace.add_argument("--seq-len", dest="tokens", type=at_least_one, metavar="N",
+                       help="tokens in a sequence (default: 4096, or what the model allows)")  # fmt: skip
+    trace.add_argument("--dtype", default="bfloat16", help="of weights and activations (default: bfloat16)")
+    trace.add_argument("--kernels", choices=("eager", "fused"), default="eager",
+                       help="a kernel an operation, or chains of small ones joined (default: eager)")  # fmt: skip
+    trace.set_defaults(run=_trace)
     command("models", "list the models that have a preset").set_defaults(run=_models)
     text = "list the clusters; piper-profile clusters says where each number comes from"
     command("clusters", text).set_defaults(run=_clusters)
@@ -81,6 +93,16 @@ def _check(options: Namespace) -> int:
     from search.cli.check import check
 
     return check(options.file, synthetic=options.synthetic, stages=options.stages, as_json=options.json)
+
+
+def _trace(options: Namespace) -> int:
+    _refuse_search_options(options)
+    from search.cli.trace import trace
+
+    return trace(
+        options.traced, tp=options.tp, micro_batch=options.micro_batch, seq_len=options.tokens, dtype=options.dtype,
+        kernels=options.kernels, as_json=options.json,
+    )  # fmt: skip
 
 
 def _models(options: Namespace) -> int:

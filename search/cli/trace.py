@@ -1,0 +1,51 @@
+"""``piper-search trace``: the chunk table of a model, from its graphs."""
+
+from __future__ import annotations
+
+from piper_core.frontend.table import Kernels, Trace
+from piper_core.frontend.trace import trace_model
+from profiler import console
+
+_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def trace(
+    model: str, *, tp: int, micro_batch: int | None, seq_len: int | None, dtype: str, kernels: Kernels, as_json: bool
+) -> int:
+    """Print the table; return 0."""
+    made = trace_model(model, tp=tp, micro_batch=micro_batch, seq_len=seq_len, dtype=dtype, kernels=kernels)
+    chunks = made.model()
+    if as_json:
+        console.print_json({
+            "model": made.name, "seq_len": made.seq_len, "micro_batch": made.micro_batch, "tp": tp, "kernels": kernels,
+            "affine_in_micro_batch": made.affine, "layers": made.layers, "parameters": chunks.parameters,
+            "active_parameters": chunks.active_parameters, "chunks": made.rows(),
+        })  # fmt: skip
+        return 0
+    print(show_table(made))
+    active = chunks.active_parameters
+    some = "" if active == chunks.parameters else f", {_short(active)} of them active"
+    batch = "1 sequence" if made.micro_batch == 1 else f"{made.micro_batch} sequences"
+    only = "" if made.affine else "; costs are not affine in the microbatch, and hold for this one alone"
+    print(
+        f"{made.name}: {_short(chunks.parameters)} parameters{some}, {made.layers} layers; "
+        f"{batch} of {made.seq_len:,} tokens{only}"
+    )
+    return 0
+
+
+def show_table(made: Trace) -> str:
+    """Return a line for each phase of each distinct chunk."""
+    header = ("chunk", "phase", "count", "FLOPs", "read B", "written B", "kernels", "parameters B", "saved B")
+    numbers = ("flops", "bytes_read", "bytes_written", "kernels", "parameter_bytes", "saved_bytes")
+    rows = [
+        (row["id"], row["phase"], str(row["count"]), *(_short(row[name]) for name in numbers)) for row in made.rows()
+    ]
+    return console.table(header, rows)
+
+
+def _short(value: float) -> str:
+    for size, unit in _UNITS:
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.0f}"
