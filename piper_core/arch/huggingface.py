@@ -177,9 +177,10 @@ def _scaling(c: _Config, rope: _Config) -> RopeScaling | None:
 
 
 def _window(c: _Config, used: bool = True) -> None:
-    window = c.data.get("sliding_window")
-    if used and window is not None:
-        c.leave_out(f"sliding window of {str(window)[:20]} tokens: attention is full")
+    positions = c.integer("max_position_embeddings")
+    window = c.integer("sliding_window", positions)
+    if used and window < positions:
+        c.leave_out(f"sliding window of {window} tokens: attention is full")
 
 
 def _llama(c: _Config) -> dict[str, Any]:

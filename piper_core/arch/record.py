@@ -117,6 +117,10 @@ class Architecture:
             raise self._wrong(f"value_dim must lie in 1 to head_dim {self.head_dim}, found {self.value_dim}")
         if self.kv_rank and (self.qk_norm or self.bias or self.qkv_bias):
             raise self._wrong("latent attention has no qk_norm and no biases")
+        if self.kv_rank and self.learned_positions:
+            raise self._wrong("latent attention has rotary positions")
+        if self.post_norm and self.experts:
+            raise self._wrong("post_norm and experts are not supported together")
         if not self.learned_positions and (self.rope_dim or self.head_dim) % 2:
             raise self._wrong("rotary positions need an even width of a head")
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from piper_core.arch import Chunk, ModelChunks, Work, model_chunks, preset
+from piper_core.arch import PRESETS, Chunk, ModelChunks, Work, model_chunks, preset
 from piper_core.errors import ConfigError
 from piper_core.names import Region
 
 MIB = 1 << 20
-DENSE = ("llama3-8b", "llama9b", "llama3-70b", "llama3-405b", "gpt3-175b")
-ALL = (*DENSE, "mixtral-8x7b", "piper-1b", "piper-9b")
+DENSE = ("llama2-7b", "llama3-8b", "llama9b", "llama3-70b", "llama3-405b", "gpt2-xl", "gpt3-175b", "qwen3-8b")
+ALL = tuple(PRESETS)
 
 
 def layer(table: ModelChunks, index: int) -> list[Chunk]:
@@ -25,7 +25,7 @@ def mib_saved(table: ModelChunks) -> float:
 
 @pytest.mark.parametrize("name", DENSE)
 def test_flops_are_6n_and_attention(name: str) -> None:
-    architecture, seq = preset(name), 2048
+    architecture, seq = preset(name), min(2048, preset(name).max_seq)
     flops = sum(chunk.flops for chunk in model_chunks(architecture, seq, attention="unfused").chunks)
     assert flops == pytest.approx(architecture.model_flops_per_token(seq) * seq, rel=0.01)
 
@@ -58,10 +58,7 @@ def test_an_unfused_gpt_layer_keeps_the_published_bytes() -> None:
 @pytest.mark.parametrize("kernel", ["flash2", "unfused"])
 def test_recompute_keeps_less_and_less(name: str, kernel: str) -> None:
     for chunk in model_chunks(preset(name), 1024, attention=kernel).chunks:  # type: ignore[arg-type]
-        kept = [
-            saved.sharded + saved.replicated
-            for saved in (chunk.saved, chunk.saved_selective, chunk.saved_full)
-        ]
+        kept = [saved.sharded + saved.replicated for saved in (chunk.saved, chunk.saved_selective, chunk.saved_full)]
         assert kept == sorted(kept, reverse=True), chunk.name
 
 
@@ -75,9 +72,9 @@ def test_shapes_add_up_to_flops(name: str) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_edges_follow_the_model(name: str) -> None:
     table = model_chunks(preset(name), 512)
-    moe = preset(name).experts > 0
-    assert len(table.chunks) == table.layers * (3 if moe else 2) + 2
-    assert len(table.edges) == table.layers * (4 if moe else 2) + 1
+    mixtures = preset(name).moe_layers
+    assert len(table.chunks) == table.layers * 2 + mixtures + 2
+    assert len(table.edges) == table.layers * 2 + mixtures * 2 + 1
     assert all(0 <= source < target < len(table.chunks) and size > 0 for source, target, size in table.edges)
     for source, target, size in table.edges:
         assert size == table.chunks[source].output_bytes or table.chunks[target].region is Region.EXPERT
@@ -88,9 +85,7 @@ def test_edges_follow_the_model(name: str) -> None:
 
 
 def test_experts_are_numbered_in_order() -> None:
-    experts = [
-        chunk for chunk in model_chunks(preset("piper-1b"), 512).chunks if chunk.region is Region.EXPERT
-    ]
+    experts = [chunk for chunk in model_chunks(preset("piper-1b"), 512).chunks if chunk.region is Region.EXPERT]
     assert [chunk.tags for chunk in experts] == [(("EP", index),) for index in range(16)]
     assert all(parameter.expert for chunk in experts for parameter in chunk.parameters)
 
@@ -136,3 +131,42 @@ def test_work_adds() -> None:
 def test_what_is_out_of_range_is_refused(name: str, seq: int, options: dict[str, str]) -> None:
     with pytest.raises(ConfigError):
         model_chunks(preset(name), seq, **options)  # type: ignore[arg-type]
+
+
+def test_the_first_layers_may_be_dense() -> None:
+    table = model_chunks(preset("deepseek-v3"), 512)
+    regions = [[str(chunk.region) for chunk in layer(table, index)] for index in range(61)]
+    assert regions[:3] == [["attention", "mlp"]] * 3
+    assert regions[3:] == [["attention", "router", "expert"]] * 58
+    assert [chunk.tags for chunk in table.chunks if chunk.region is Region.EXPERT][:2] == [(("EP", 0),), (("EP", 1),)]
+    assert all(source < target < len(table.chunks) for source, target, _ in table.edges)
+    assert len(table.edges) == 3 * 2 + 58 * 4 + 1
+    router = layer(table, 3)[1]
+    assert router.output_bytes == (8 + 1) * 512 * 7168 * 2  # eight copies, and every token for the shared expert
+
+
+def test_latent_attention_is_whole_on_the_way_down_and_divided_on_the_way_up() -> None:
+    attention = layer(model_chunks(preset("deepseek-v3"), 512), 0)[0]
+    whole = {parameter.name.split(".")[3] for parameter in attention.parameters if not parameter.tensor}
+    assert whole == {"norm", "q_down", "q_norm", "kv_down", "kv_norm"}
+    assert attention.column_bytes == 512 * (1536 + 512 + 64) * 2
+    assert attention.numel == 187_107_328 + 7168  # linear layers with their two norms, and the norm before
+
+
+def test_norms_of_heads_and_behind_regions_cost() -> None:
+    plain = preset("llama3-8b")
+    for more in (replace(plain, qk_norm=True), replace(plain, post_norm=True), replace(plain, qkv_bias=True)):
+        before, after = (layer(model_chunks(a, 512), 0)[0] for a in (plain, more))
+        assert after.numel > before.numel
+        assert after.forward.memory_bytes + after.forward.replicated_bytes > (
+            before.forward.memory_bytes + before.forward.replicated_bytes
+        )
+        assert after.forward.matmul_flops == before.forward.matmul_flops
+
+
+def test_a_cap_on_logits_and_a_scaled_embedding_cost() -> None:
+    plain = preset("llama3-8b")
+    more = replace(plain, logit_cap=30.0, scaled_embedding=True)
+    before, after = (model_chunks(a, 512).chunks for a in (plain, more))
+    assert after[-1].saved.sharded == before[-1].saved.sharded + 2 * 512 * 128_256
+    assert after[0].forward.replicated_bytes == before[0].forward.replicated_bytes * 2

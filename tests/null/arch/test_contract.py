@@ -91,3 +91,19 @@ def test_legal_degrees_divide() -> None:
     check_degree(llama, ShardKind.TENSOR, 8, 4096)
     with pytest.raises(ConfigError, match="legal degrees are 1, 2, 4, 8"):
         check_degree(llama, ShardKind.TENSOR, 3, 4096)
+
+
+def test_latent_attention_exchanges_latents_where_columns_begin() -> None:
+    attention = model_chunks(preset("deepseek-v3"), 512).chunks[1]
+    (forward,) = contract(Region.ATTENTION, ShardKind.TENSOR, Phase.F)
+    (backward,) = contract(Region.ATTENTION, ShardKind.TENSOR, Phase.BI)
+    assert payload_bytes(forward, attention) == attention.hidden_bytes
+    assert payload_bytes(backward, attention) == attention.column_bytes < attention.hidden_bytes
+    gather, scatter = contract(Region.ATTENTION, ShardKind.SEQUENCE, Phase.F)
+    assert payload_bytes(gather, attention) == attention.column_bytes
+    assert payload_bytes(scatter, attention) == attention.hidden_bytes
+    gather, scatter = contract(Region.ATTENTION, ShardKind.SEQUENCE, Phase.BI)
+    assert payload_bytes(gather, attention) == attention.hidden_bytes
+    assert payload_bytes(scatter, attention) == attention.column_bytes
+    llama = model_chunks(preset("llama9b"), 512).chunks[1]
+    assert payload_bytes(backward, llama) == llama.hidden_bytes
