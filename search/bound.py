@@ -8,22 +8,24 @@ found so far cannot win.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from itertools import accumulate
+from math import ceil
 
 from piper_core.arch.chunk import Chunk, Saved
 from piper_core.ir.action import ActionKind, Slot
-from piper_core.names import Collective, Phase
+from piper_core.names import Collective
 from piper_core.schedule.families import FAMILIES, get_family
 from piper_core.schedule.grid import Grid, Layout, rows_of_stage
-from piper_core.schedule.span import evaluate
 from search.cost.base import CostModel
+from search.replay import Times, numbered, replay
 from search.space import Configuration
 from search.stage_costs import PhaseSeconds, StageCosts
 
 COMPUTE_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES = 2, 4, 12
 """Bytes a parameter: bf16 weight; fp32 accumulated gradient; fp32 master weight and two Adam moments."""
+MIB = 1 << 20
 OVERLAPPING = ("dualpipev", "dualpipe")
 """Families whose overlap groups may hide the collectives inside a forward or backward."""
 
@@ -43,6 +45,30 @@ class RowParameters:
         return RowParameters(self.dense + other.dense, self.expert + other.expert)
 
 
+@dataclass(frozen=True, slots=True)
+class StageSync:
+    """Seconds of a stage's update on one row, of reducing and of gathering all its parameters as one bucket, and of
+    those of its first chunk: the last to be reduced, the first to be gathered."""
+
+    update: float
+    reduce: float
+    first_reduce: float
+    gather: float
+    first_gather: float
+
+
+@dataclass(frozen=True, slots=True)
+class RowEnd:
+    """What data parallelism adds to a row at least. Counted from the norm of the step before: ``enter`` is when a first
+    forward of the model may start on it (-1: on another row), ``update`` when it has updated its stages, ``floor`` when
+    its collectives may be through. ``late`` comes after its last backward."""
+
+    enter: float
+    update: float
+    floor: float
+    late: float
+
+
 @dataclass(slots=True)
 class Shape:
     """What all configurations that differ in schedule, ZeRO stage and order alone have in common."""
@@ -55,7 +81,8 @@ class Shape:
     least_saved: list[float]
     message_s: float
     static: dict[int, list[float]] = field(default_factory=dict)
-    ends: dict[tuple[int, bool], list[tuple[float, float, float]]] = field(default_factory=dict)
+    ends: dict[tuple[int, bool, bool], list[RowEnd]] = field(default_factory=dict)
+    syncs: dict[tuple[int, int], dict[int, StageSync]] = field(default_factory=dict)
     busy: dict[tuple[bool, bool], list[tuple[float, float, float]]] = field(default_factory=dict)
 
 
@@ -67,23 +94,15 @@ class Bounds:
         self.pieces = [costs.first, costs.layer, costs.last]
         self.numel = lru_cache(maxsize=None)(self._numel)
         self.saved = lru_cache(maxsize=None)(self._saved)
+        self.ends = lru_cache(maxsize=None)(self._ends_numel)
+        self.widest = lru_cache(maxsize=None)(self._widest)
         self._shapes: dict[tuple[object, ...], Shape] = {}
 
     # what a row holds ----------------------------------------------------------------------------------------------
 
     def _numel(self, tp: int, ep: int) -> tuple[RowParameters, ...]:
         """Return the parameters of (embedding, one layer, head) on one rank."""
-        found = []
-        for chunks in self.pieces:
-            dense = expert = 0.0
-            for parameter in (p for chunk in chunks for p in chunk.parameters):
-                share = parameter.numel / (tp if parameter.tensor else 1)
-                if parameter.expert and ep > 1:
-                    expert += share / ep
-                else:
-                    dense += share
-            found.append(RowParameters(dense, expert))
-        return tuple(found)
+        return tuple(_count(chunks, tp, ep) for chunks in self.pieces)
 
     def _saved(self, tp: int, sequence: bool, recompute: bool) -> tuple[float, ...]:
         """Return the bytes that (embedding, one layer, head) keep of one sequence from F to the backward."""
@@ -161,18 +180,24 @@ class Bounds:
     def time_bound(self, config: Configuration) -> float:
         """Return seconds that a step takes at least, whatever the order and the streams (level 1).
 
-        A row is busy with its own work; it starts after the forwards of the stages before its first, and, where
-        the backward is whole, the backwards of those stages follow its last action.
+        Counted from when the gradient norm of the step before is known. A row updates its stages, and is busy with its
+        own work; it starts after the forwards of the stages before its first, and, where the backward is whole, the
+        backwards of those stages follow its last action. What its last backward leaves to be reduced comes after that.
         """
         overlapping, split = config.schedule in OVERLAPPING, FAMILIES[config.schedule].splits_backward
         m = config.num_microbatches
         share = m / 2 if config.layout is Layout.BIDIRECTIONAL else m
         tails = not split and config.layout is Layout.LOOP
+        ends = self._ends(config, split)
+        enters = min(end.enter for end in ends if end.enter >= 0.0)
         best = 0.0
-        busy = self._busy(config, overlapping, split)
-        for (head, work, tail), (floor, late, update) in zip(busy, self._ends(config, split), strict=True):
-            best = max(best, max(head + share * work + max(tail if tails else 0.0, late), floor) + update)
-        return best
+        for (head, work, tail), end in zip(self._busy(config, overlapping, split), ends, strict=True):
+            after = max(end.late, tail + ends[0].late) if tails else end.late
+            best = max(best, max(enters + head, end.update) + share * work + after, end.floor)
+        return best + self._norm_s(config)
+
+    def _norm_s(self, config: Configuration) -> float:
+        return self.cost.collective_s(Collective.ALL_REDUCE, 4.0, everyone(config.pp * config.dp * config.tp))
 
     def _busy(self, config: Configuration, overlapping: bool, split: bool) -> list[tuple[float, float, float]]:
         """Return, for each row, (seconds before it can start, work of one microbatch, seconds after its last)."""
@@ -186,75 +211,181 @@ class Bounds:
             after = [0.0, *accumulate(s.backward() + shape.message_s for s in shape.stages)]
             known = []
             for held in shape.mine:
-                talk = sum(s.f_exchange + min(s.b_exchange, s.bi_exchange) for s in (shape.stages[s] for s in held))
+                talk = sum(_talk(shape.stages[s], config) for s in held)
                 work = max(sum(forward[s] + backward[s] for s in held), talk)
                 known.append((before[min(held)], work, after[min(held)]))
             shape.busy[overlapping, split] = known
         return known
 
-    def _ends(self, config: Configuration, split: bool) -> list[tuple[float, float, float]]:
-        """Return, for each row, what data parallelism and the update add at least: (seconds of its busiest collective
-        stream, seconds of reduction that no compute of the row can hide, seconds of the update)."""
+    def _ends(self, config: Configuration, split: bool) -> list[RowEnd]:
+        """Return, for each row, what data parallelism and the update add at least."""
         shape = self.shape(config)
-        known = shape.ends.get((config.zero, split))
+        key = config.zero, split, config.schedule in OVERLAPPING
+        known = shape.ends.get(key)
         if known is None:
-            known = [self._end(config, shape, held, split) for held in shape.mine]
-            shape.ends[config.zero, split] = known
+            known = [self._end(config, shape, row, split) for row in range(config.pp)]
+            shape.ends[key] = known
         return known
 
-    def _end(
-        self, config: Configuration, shape: Shape, held: tuple[int, ...], split: bool
-    ) -> tuple[float, float, float]:
-        m, zero = config.num_microbatches, config.zero
-        degrees = (config.dp, config.dp // config.ep) if zero else (1, 1)
-        both = config.layout is Layout.BIDIRECTIONAL
-        own = sum(shape.numel[s].over(*degrees) for s in held) / (2 if both and zero else 1)
-        update = self.cost.update_s(own)
-        if config.dp == 1 or both:
-            return 0.0, 0.0, update
-
-        def total(kind: Collective, width: int) -> float:
-            return sum(self._sync(shape.numel[s], config, kind, width) for s in held)
-
+    def _end(self, config: Configuration, shape: Shape, row: int, split: bool) -> RowEnd:
+        m, zero, held = config.num_microbatches, config.zero, shape.mine[row]
+        sync = self._syncs(config, row)
+        update = sum(each.update for each in sync.values())
+        enter = floor = -1.0
+        if 0 in held:
+            enter = max(update, sync[0].update + sync[0].first_gather)
+        late = min(each.first_reduce for each in sync.values())
         if zero >= 2:
-            reduce = m * total(Collective.REDUCE_SCATTER, COMPUTE_BYTES)
-            gather = total(Collective.ALL_GATHER, COMPUTE_BYTES) * (2 * m if zero == 3 else 1)
-            return max(reduce, gather), 0.0, update
-        reduce = total(Collective.REDUCE_SCATTER if zero else Collective.ALL_REDUCE, GRADIENT_BYTES)
-        last = max((shape.stages[s].weight_backward() if split else shape.stages[s].backward()) for s in held)
-        return 0.0, max(0.0, reduce / len(held) - last), update
+            gathers = sum(each.gather for each in sync.values()) * (2 * m if zero == 3 else 1)
+            reductions = m * sum(each.reduce for each in sync.values())
+            floor = max(update + reductions, sync[min(held)].update + gathers)
+        elif config.schedule not in OVERLAPPING:
+            for s in held:
+                last = shape.stages[s].weight_backward() if split else shape.stages[s].backward()
+                sync[s] = replace(sync[s], first_reduce=max(sync[s].first_reduce, sync[s].reduce - last))
+            late = min(each.first_reduce for each in sync.values())
+        return RowEnd(enter, update, floor, late)
 
-    def _sync(self, held: RowParameters, config: Configuration, kind: Collective, width: int) -> float:
-        """Return the seconds of one collective of all of a stage's parameters, ``width`` bytes each, as one bucket."""
+    def _syncs(self, config: Configuration, row: int) -> dict[int, StageSync]:
+        """Return what each stage of a row updates and communicates for data parallelism."""
+        shape, zero, both = self.shape(config), config.zero, config.layout is Layout.BIDIRECTIONAL
+        key = zero, row
+        if key not in shape.syncs:
+            degrees = (config.dp, config.dp // config.ep) if zero else (1, 1)
+            kind = Collective.REDUCE_SCATTER if zero else Collective.ALL_REDUCE
+            width = COMPUTE_BYTES if zero >= 2 else GRADIENT_BYTES
+            found = {}
+            for s in shape.mine[row]:
+                held, first = shape.numel[s], self.ends(config.tp, config.ep)[0 if s == 0 else 1]
+                found[s] = StageSync(
+                    update=self.cost.update_s(held.over(*degrees) / (2 if both and zero else 1)),
+                    reduce=self._sync(held, config, kind, width, row),
+                    first_reduce=self._sync(first, config, kind, width, row),
+                    gather=self._sync(held, config, Collective.ALL_GATHER, COMPUTE_BYTES, row) if zero else 0.0,
+                    first_gather=self._sync(first, config, Collective.ALL_GATHER, COMPUTE_BYTES, row) if zero else 0.0,
+                )
+            shape.syncs[key] = found
+        return shape.syncs[key]
+
+    def _sync(self, held: RowParameters, config: Configuration, kind: Collective, width: int, row: int) -> float:
+        """Return the seconds of one collective for each class of parameters, ``width`` bytes each, as one bucket; over
+        both rows of a stage that lies on two."""
         span, tp = config.dp * config.tp, config.tp
+        rows = (row, config.pp - 1 - row) if config.layout is Layout.BIDIRECTIONAL else (0,)
         seconds = 0.0
         for numel, step in ((held.dense, tp), (held.expert, config.ep * tp)):
-            if numel and span > step:
-                seconds += self.cost.collective_s(kind, numel * width, tuple(range(0, span, step)))
+            if numel and (span > step or len(rows) > 1):
+                seconds += self.cost.collective_s(kind, numel * width, strided(rows, span, step))
         return seconds
 
-    def replay(self, config: Configuration, grid: Grid) -> float:
-        """Return seconds that a step takes at least under the order of ``grid`` (level 2): the compute-only longest
-        path with the quickest messages, and what the end of the step adds.
-
-        Members of an overlap group take turns in the plan, piece by piece, which no order of whole actions bounds:
-        families that overlap keep their level 1 bound.
+    def replay(self, config: Configuration) -> float:
+        """Return seconds that a step takes at least under the order that its family emits (level 2): the longest path
+        through its actions with the quickest messages, and what data parallelism adds before, between and after them.
         """
-        least = self.time_bound(config)
-        if config.schedule in OVERLAPPING:
-            return least
-        shape, split = self.shape(config), FAMILIES[config.schedule].splits_backward
-        seconds: dict[tuple[int, Phase], float] = {}
+        shape, zero = self.shape(config), config.zero
+        syncs = [self._syncs(config, row) for row in range(config.pp)]
+        ends = replay(
+            numbered(config.schedule, config.pp, config.num_microbatches, config.virtual_stages),
+            self._times(config, shape, syncs),
+        )
+        least = max(ends.rows)
+        both = config.layout is Layout.BIDIRECTIONAL
+        for row, sync in enumerate(syncs):
+            stream, last = 0.0, ends.last[row]
+            if both:  # both rows of a stage reduce together
+                other = ends.last[config.pp - 1 - row]
+                last = {s: (max(a, other[s][0]), max(b, other[s][1])) for s, (a, b) in last.items()}
+            for s, (start, end) in sorted(last.items(), key=lambda item: item[1]):
+                if zero < 2:
+                    stream = max(stream, start) + sync[s].reduce
+                least = max(least, stream, end + sync[s].first_reduce)
+        return max(least + self._norm_s(config), self.time_bound(config))
+
+    def _times(self, config: Configuration, shape: Shape, syncs: list[dict[int, StageSync]]) -> Times:
+        """Return the seconds that a replay takes."""
+        overlapping, zero = config.schedule in OVERLAPPING, config.zero
+        whole, compute, chain, gathers = [], [], [], []
+        stages = len(shape.stages)
+        ahead, behind = self._gathers(config, shape) if zero == 3 and config.dp > 1 else ([0.0] * stages,) * 2
         for s, piece in enumerate(shape.stages):
-            seconds[s, Phase.F] = piece.forward()
-            seconds[s, Phase.B] = piece.backward()
-            seconds[s, Phase.BI] = piece.input_backward()
-            seconds[s, Phase.BW] = piece.weight_backward()
-        span = evaluate(grid, seconds, p2p_s=shape.message_s)
-        least = max(least, span.makespan_s)
-        for end, (floor, late, update) in zip(span.last_end_s, self._ends(config, split), strict=True):
-            least = max(least, max(end + late, floor) + update)
-        return least
+            forward, backward = ahead[s], behind[s]
+            gathers += [forward, backward, backward, 0.0]
+            whole += [max(piece.forward(), forward), max(piece.backward(), backward),
+                      max(piece.input_backward(), backward), piece.weight_backward()]  # fmt: skip
+            if overlapping:
+                compute += [piece.forward(exchange=False), piece.backward(exchange=False), 0.0, 0.0]
+                f, b = self._inner_exchange(config, s, stages)
+                chain += [
+                    piece.f + max(0.0, piece.f_exchange - f),
+                    piece.bi + piece.bw + max(0.0, piece.b_exchange - b),
+                ]
+                chain += [0.0, 0.0]
+        first: list[dict[int, tuple[float, float]]] = []
+        for sync in syncs:
+            done, mine = 0.0, {}
+            for s in sorted(sync):
+                done += sync[s].update
+                if zero:
+                    mine[s] = done + sync[s].first_gather, done + sync[s].gather if zero < 3 else 0.0
+            first.append(mine)
+        start = [sum(each.update for each in sync.values()) for sync in syncs]
+        return Times(whole, compute, chain, gathers, shape.message_s, start, first)
+
+    def _inner_exchange(self, config: Configuration, stage: int, stages: int) -> tuple[float, float]:
+        """Return the exchanges of a stage's outermost chunks, in F and in B: members of an overlap group may have them
+        before the group starts, or after its row is free again."""
+        embed, layer, head = self.costs.outer(
+            config.tp, config.ep, config.dp, config.micro_batch, config.sequence_parallel
+        )
+        found = [layer, *([embed] if stage == 0 else []), *([head] if stage == stages - 1 else [])]
+        return sum(each.f_exchange for each in found), sum(each.b_exchange for each in found)
+
+    def _gathers(self, config: Configuration, shape: Shape) -> tuple[list[float], list[float]]:
+        """Return, for each stage, the seconds of gathering that an F, and a B or BI, spends at least between its first
+        piece and its end under ZeRO-3.
+
+        A gather starts once the action before the user of the gather before it has ended. So all but those of the
+        first piece (its chunk's, and the rest of their buckets) and one more start after the first piece does, and
+        follow one another.
+        """
+        tp, ep = config.tp, config.ep
+        embed, first, last, head = self.ends(tp, ep)
+        widest = self.widest(tp, ep)
+
+        def rest(stage: int, outer: RowParameters) -> float:
+            held = shape.numel[stage]
+            left = RowParameters(
+                max(0.0, held.dense - outer.dense - 2 * widest.dense),
+                max(0.0, held.expert - outer.expert - 2 * widest.expert),
+            )
+            return self._sync(left, config, Collective.ALL_GATHER, COMPUTE_BYTES, 0)
+
+        stages = len(shape.numel)
+        return (
+            [rest(s, embed if s == 0 else first) for s in range(stages)],
+            [rest(s, head if s == stages - 1 else last) for s in range(stages)],
+        )
+
+    def bucket_mib(self, tp: int, ep: int) -> int:
+        """Return the bucket size that holds about one layer on a rank."""
+        return max(1, ceil(self.numel(tp, ep)[1].dense * COMPUTE_BYTES / MIB))
+
+    def _widest(self, tp: int, ep: int) -> RowParameters:
+        """Return the most elements that a bucket of each class may hold: its limit, or the largest parameter."""
+        limit = self.bucket_mib(tp, ep) * MIB / COMPUTE_BYTES
+        dense = expert = limit
+        for parameter in (p for chunks in self.pieces for chunk in chunks for p in chunk.parameters):
+            share = parameter.numel / (tp if parameter.tensor else 1)
+            if parameter.expert and ep > 1:
+                expert = max(expert, share / ep)
+            else:
+                dense = max(dense, share)
+        return RowParameters(dense, expert)
+
+    def _ends_numel(self, tp: int, ep: int) -> tuple[RowParameters, ...]:
+        """Return the parameters of the first chunk, of the first and the last of a layer, and of the last chunk."""
+        outer = (self.costs.first[0], self.costs.layer[0], self.costs.layer[-1], self.costs.last[-1])
+        return tuple(_count([chunk], tp, ep) for chunk in outer)
 
     # partial assignments -------------------------------------------------------------------------------------------
 
@@ -267,7 +398,7 @@ class Bounds:
         )
         whole = embed + layer.times(self.costs.model.layers) + head
         compute = whole.forward(exchange=False) + whole.backward(exchange=False)
-        talk = whole.f_exchange + min(whole.b_exchange, whole.bi_exchange)
+        talk = _talk(whole, part)
         seconds = part.num_microbatches * max(compute, talk) / part.pp
         held = [RowParameters(p.dense, p.expert) for p in self.numel(part.tp, part.ep)]
         layers = self.costs.model.layers
@@ -276,6 +407,36 @@ class Bounds:
         least = RowParameters(dense, expert).over(part.dp, part.dp // part.ep)
         size = (COMPUTE_BYTES + GRADIENT_BYTES + OPTIMIZER_BYTES) * least / part.pp
         return seconds, size + self.context_bytes
+
+
+def _count(chunks: Sequence[Chunk], tp: int, ep: int) -> RowParameters:
+    """Return the parameters of some chunks on one rank."""
+    dense = expert = 0.0
+    for parameter in (p for chunk in chunks for p in chunk.parameters):
+        share = parameter.numel / (tp if parameter.tensor else 1)
+        if parameter.expert and ep > 1:
+            expert += share / ep
+        else:
+            dense += share
+    return RowParameters(dense, expert)
+
+
+def _talk(piece: PhaseSeconds, config: Configuration) -> float:
+    """Return the seconds of a microbatch on the busier of the streams of its inner collectives."""
+    streams = 2 if config.tp > 1 and config.ep > 1 else 1
+    return (piece.f_exchange + min(piece.b_exchange, piece.bi_exchange)) / streams
+
+
+@cache
+def everyone(ranks: int) -> tuple[int, ...]:
+    """Return all ranks."""
+    return tuple(range(ranks))
+
+
+@cache
+def strided(rows: tuple[int, ...], span: int, step: int) -> tuple[int, ...]:
+    """Return every ``step``-th rank of rows of ``span`` ranks."""
+    return tuple(sorted({row * span + i for row in rows for i in range(0, span, step)}))
 
 
 def _backward(piece: PhaseSeconds, split: bool, exchange: bool) -> float:

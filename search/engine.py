@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from math import ceil, inf
+from math import inf
 from multiprocessing import get_context
 from typing import Any
 
@@ -21,7 +21,7 @@ from piper_core.mesh import Mesh
 from piper_core.program.program import Program
 from piper_core.schedule.compile import Compiled, compile_program
 from profiler.spec import Cluster
-from search.bound import COMPUTE_BYTES, Bounds
+from search.bound import Bounds
 from search.candidate import Score
 from search.cost.roofline import RooflineCost
 from search.evaluate import evaluate
@@ -89,8 +89,7 @@ class Problem:
 
     def bucket_mib(self, config: Configuration) -> int:
         """Return the bucket size that holds about one layer on a rank."""
-        layer = self.bounds.numel(config.tp, config.ep)[1]
-        return max(1, ceil(layer.dense * COMPUTE_BYTES / MIB))
+        return self.bounds.bucket_mib(config.tp, config.ep)
 
     def program(self, config: Configuration) -> tuple[Program, Mesh, tuple[int, ...]]:
         """Return the program of a configuration, its mesh, and its layers per stage."""

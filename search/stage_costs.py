@@ -69,6 +69,7 @@ class StageCosts:
         self.last = [c for c in model.chunks if c.layer >= layers]
         self.layer = [c for c in model.chunks if c.layer == 0]
         self.pieces = lru_cache(maxsize=None)(self._pieces)
+        self.outer = lru_cache(maxsize=None)(self._outer)
         self.layers_per_stage = lru_cache(maxsize=None)(self._layers_per_stage)
         self.stages = lru_cache(maxsize=100_000)(self._stages)
 
@@ -81,6 +82,16 @@ class StageCosts:
             for chunk in chunks:
                 total[i] = total[i] + self._chunk(chunk, tp, ep, dp, b, sequence, recompute and i == 1)
         return total[0], total[1], total[2]
+
+    def _outer(
+        self, tp: int, ep: int, dp: int, b: int, sequence: bool
+    ) -> tuple[PhaseSeconds, PhaseSeconds, PhaseSeconds]:
+        """Return the costs of (embedding, the first and the last chunk of a layer together, head)."""
+        embed, first, last, head = (
+            self._chunk(chunk, tp, ep, dp, b, sequence, False)
+            for chunk in (self.first[0], self.layer[0], self.layer[-1], self.last[-1])
+        )
+        return embed, first + last, head
 
     def _chunk(self, chunk: Chunk, tp: int, ep: int, dp: int, b: int, sequence: bool, recompute: bool) -> PhaseSeconds:
         expert = ep if chunk.region is Region.EXPERT else 1

@@ -96,7 +96,7 @@ class BestFirst:
             self.pruned[ORDER] += 1
             self._near(need, config)
         else:
-            heappush(self._heap, (self.bounds.replay(config, grid), _REPLAYED, config))
+            heappush(self._heap, (self.bounds.replay(config), _REPLAYED, config))
 
     def _near(self, need: float, config: Configuration) -> None:
         """Remember the configuration that comes nearest to fitting, for the day when none fits."""

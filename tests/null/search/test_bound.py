@@ -49,7 +49,7 @@ def test_bounds_are_below_the_simulated_step(
         grid = grid_of(config)
         score = it.problem.score(config)
         seconds, size = bounds.partial(config)
-        times = seconds, bounds.time_bound(config), bounds.replay(config, grid), score.step_time_s
+        times = seconds, bounds.time_bound(config), bounds.replay(config), score.step_time_s
         sizes = size, bounds.memory_floor(config), bounds.memory_of_order(config, grid), score.worst_row_bytes
         for low, high in (*pairwise(times), *pairwise(sizes)):
             assert low <= high * SLACK, (str(config), times, sizes)
