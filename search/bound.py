@@ -8,7 +8,7 @@ found so far cannot win.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from itertools import accumulate
 from math import ceil
@@ -82,7 +82,6 @@ class Shape:
     message_s: float
     static: dict[int, list[float]] = field(default_factory=dict)
     ends: dict[tuple[int, bool, bool], list[RowEnd]] = field(default_factory=dict)
-    syncs: dict[tuple[int, int], dict[int, StageSync]] = field(default_factory=dict)
     busy: dict[tuple[bool, bool], list[tuple[float, float, float]]] = field(default_factory=dict)
 
 
@@ -96,6 +95,7 @@ class Bounds:
         self.saved = lru_cache(maxsize=None)(self._saved)
         self.ends = lru_cache(maxsize=None)(self._ends_numel)
         self.widest = lru_cache(maxsize=None)(self._widest)
+        self._known_syncs: dict[tuple[object, ...], StageSync] = {}
         self._shapes: dict[tuple[object, ...], Shape] = {}
 
     # what a row holds ----------------------------------------------------------------------------------------------
@@ -142,7 +142,9 @@ class Bounds:
 
     def static_bytes(self, config: Configuration) -> list[float]:
         """Return parameters, gradients and optimiser state of one rank of each row, buffers left out."""
-        shape = self.shape(config)
+        return self._static(config, self.shape(config))
+
+    def _static(self, config: Configuration, shape: Shape) -> list[float]:
         known = shape.static.get(config.zero)
         if known is None:
             copies = 2 if config.layout is Layout.BIDIRECTIONAL else 1
@@ -164,7 +166,7 @@ class Bounds:
         its family keeps alive, each no larger than the smallest stage of the row."""
         shape = self.shape(config)
         alive = alive_chunks(config.schedule, config.pp, config.num_microbatches, config.virtual_stages)
-        rows = zip(self.static_bytes(config), alive, shape.least_saved, strict=True)
+        rows = zip(self._static(config, shape), alive, shape.least_saved, strict=True)
         return max(static + n * least for static, n, least in rows) + self.context_bytes
 
     def memory_of_order(self, config: Configuration, grid: Grid) -> float:
@@ -184,14 +186,15 @@ class Bounds:
         own work; it starts after the forwards of the stages before its first, and, where the backward is whole, the
         backwards of those stages follow its last action. What its last backward leaves to be reduced comes after that.
         """
-        overlapping, split = config.schedule in OVERLAPPING, FAMILIES[config.schedule].splits_backward
+        family, shape = FAMILIES[config.schedule], self.shape(config)
+        overlapping, split, layout = config.schedule in OVERLAPPING, family.splits_backward, family.layout
         m = config.num_microbatches
-        share = m / 2 if config.layout is Layout.BIDIRECTIONAL else m
-        tails = not split and config.layout is Layout.LOOP
-        ends = self._ends(config, split)
+        share = m / 2 if layout is Layout.BIDIRECTIONAL else m
+        tails = not split and layout is Layout.LOOP
+        ends = self._ends(config, shape, overlapping, split)
         enters = min(end.enter for end in ends if end.enter >= 0.0)
         best = 0.0
-        for (head, work, tail), end in zip(self._busy(config, overlapping, split), ends, strict=True):
+        for (head, work, tail), end in zip(self._busy(config, shape, overlapping, split), ends, strict=True):
             after = max(end.late, tail + ends[0].late) if tails else end.late
             best = max(best, max(enters + head, end.update) + share * work + after, end.floor)
         return best + self._norm_s(config)
@@ -199,9 +202,10 @@ class Bounds:
     def _norm_s(self, config: Configuration) -> float:
         return self.cost.collective_s(Collective.ALL_REDUCE, 4.0, everyone(config.pp * config.dp * config.tp))
 
-    def _busy(self, config: Configuration, overlapping: bool, split: bool) -> list[tuple[float, float, float]]:
+    def _busy(
+        self, config: Configuration, shape: Shape, overlapping: bool, split: bool
+    ) -> list[tuple[float, float, float]]:
         """Return, for each row, (seconds before it can start, work of one microbatch, seconds after its last)."""
-        shape = self.shape(config)
         known = shape.busy.get((overlapping, split))
         if known is None:
             exchange = not overlapping
@@ -217,61 +221,67 @@ class Bounds:
             shape.busy[overlapping, split] = known
         return known
 
-    def _ends(self, config: Configuration, split: bool) -> list[RowEnd]:
+    def _ends(self, config: Configuration, shape: Shape, overlapping: bool, split: bool) -> list[RowEnd]:
         """Return, for each row, what data parallelism and the update add at least."""
-        shape = self.shape(config)
-        key = config.zero, split, config.schedule in OVERLAPPING
+        key = config.zero, split, overlapping
         known = shape.ends.get(key)
         if known is None:
-            known = [self._end(config, shape, row, split) for row in range(config.pp)]
+            known = [self._end(config, shape, row, overlapping, split) for row in range(config.pp)]
             shape.ends[key] = known
         return known
 
-    def _end(self, config: Configuration, shape: Shape, row: int, split: bool) -> RowEnd:
+    def _end(self, config: Configuration, shape: Shape, row: int, overlapping: bool, split: bool) -> RowEnd:
         m, zero, held = config.num_microbatches, config.zero, shape.mine[row]
-        sync = self._syncs(config, row)
-        update = sum(each.update for each in sync.values())
-        enter = floor = -1.0
-        if 0 in held:
-            enter = max(update, sync[0].update + sync[0].first_gather)
-        late = min(each.first_reduce for each in sync.values())
+        sync = self._syncs(config, shape, row)
+        update = sum([each.update for each in sync.values()])
+        floor = -1.0
+        enter = max(update, sync[0].update + sync[0].first_gather) if 0 in sync else -1.0
+        late = min([each.first_reduce for each in sync.values()])
         if zero >= 2:
-            gathers = sum(each.gather for each in sync.values()) * (2 * m if zero == 3 else 1)
-            reductions = m * sum(each.reduce for each in sync.values())
+            gathers = sum([each.gather for each in sync.values()]) * (2 * m if zero == 3 else 1)
+            reductions = m * sum([each.reduce for each in sync.values()])
             floor = max(update + reductions, sync[min(held)].update + gathers)
-        elif config.schedule not in OVERLAPPING:
-            for s in held:
-                last = shape.stages[s].weight_backward() if split else shape.stages[s].backward()
-                sync[s] = replace(sync[s], first_reduce=max(sync[s].first_reduce, sync[s].reduce - last))
-            late = min(each.first_reduce for each in sync.values())
+        elif not overlapping:
+
+            def hidden(s: int) -> float:
+                return shape.stages[s].weight_backward() if split else shape.stages[s].backward()
+
+            late = min([max(each.first_reduce, each.reduce - hidden(s)) for s, each in sync.items()])
         return RowEnd(enter, update, floor, late)
 
-    def _syncs(self, config: Configuration, row: int) -> dict[int, StageSync]:
+    def _syncs(self, config: Configuration, shape: Shape, row: int) -> dict[int, StageSync]:
         """Return what each stage of a row updates and communicates for data parallelism."""
-        shape, zero, both = self.shape(config), config.zero, config.layout is Layout.BIDIRECTIONAL
-        key = zero, row
-        if key not in shape.syncs:
-            degrees = (config.dp, config.dp // config.ep) if zero else (1, 1)
-            kind = Collective.REDUCE_SCATTER if zero else Collective.ALL_REDUCE
-            width = COMPUTE_BYTES if zero >= 2 else GRADIENT_BYTES
-            found = {}
-            for s in shape.mine[row]:
-                held, first = shape.numel[s], self.ends(config.tp, config.ep)[0 if s == 0 else 1]
-                found[s] = StageSync(
-                    update=self.cost.update_s(held.over(*degrees) / (2 if both and zero else 1)),
-                    reduce=self._sync(held, config, kind, width, row),
-                    first_reduce=self._sync(first, config, kind, width, row),
-                    gather=self._sync(held, config, Collective.ALL_GATHER, COMPUTE_BYTES, row) if zero else 0.0,
-                    first_gather=self._sync(first, config, Collective.ALL_GATHER, COMPUTE_BYTES, row) if zero else 0.0,
-                )
-            shape.syncs[key] = found
-        return shape.syncs[key]
+        last, both = len(shape.counts) - 1, config.layout is Layout.BIDIRECTIONAL
+        rows = (row, config.pp - 1 - row) if both else (0,)
+        found = {}
+        for s in shape.mine[row]:
+            key = config.tp, config.ep, config.dp, config.zero, rows, shape.counts[s], s == 0, s == last
+            known = self._known_syncs.get(key)
+            if known is None:
+                known = self._known_syncs[key] = self._stage_sync(config, shape, s, rows)
+            found[s] = known
+        return found
 
-    def _sync(self, held: RowParameters, config: Configuration, kind: Collective, width: int, row: int) -> float:
+    def _stage_sync(self, config: Configuration, shape: Shape, s: int, rows: tuple[int, ...]) -> StageSync:
+        zero, gather = config.zero, Collective.ALL_GATHER
+        degrees = (config.dp, config.dp // config.ep) if zero else (1, 1)
+        kind = Collective.REDUCE_SCATTER if zero else Collective.ALL_REDUCE
+        width = COMPUTE_BYTES if zero >= 2 else GRADIENT_BYTES
+        held, first = shape.numel[s], self.ends(config.tp, config.ep)[0 if s == 0 else 1]
+        return StageSync(
+            update=self.cost.update_s(held.over(*degrees) / (len(rows) if zero else 1)),
+            reduce=self._sync(held, config, kind, width, rows),
+            first_reduce=self._sync(first, config, kind, width, rows),
+            gather=self._sync(held, config, gather, COMPUTE_BYTES, rows) if zero else 0.0,
+            first_gather=self._sync(first, config, gather, COMPUTE_BYTES, rows) if zero else 0.0,
+        )
+
+    def _sync(
+        self, held: RowParameters, config: Configuration, kind: Collective, width: int, rows: tuple[int, ...]
+    ) -> float:
         """Return the seconds of one collective for each class of parameters, ``width`` bytes each, as one bucket; over
         both rows of a stage that lies on two."""
         span, tp = config.dp * config.tp, config.tp
-        rows = (row, config.pp - 1 - row) if config.layout is Layout.BIDIRECTIONAL else (0,)
         seconds = 0.0
         for numel, step in ((held.dense, tp), (held.expert, config.ep * tp)):
             if numel and (span > step or len(rows) > 1):
@@ -283,7 +293,7 @@ class Bounds:
         through its actions with the quickest messages, and what data parallelism adds before, between and after them.
         """
         shape, zero = self.shape(config), config.zero
-        syncs = [self._syncs(config, row) for row in range(config.pp)]
+        syncs = [self._syncs(config, shape, row) for row in range(config.pp)]
         ends = replay(
             numbered(config.schedule, config.pp, config.num_microbatches, config.virtual_stages),
             self._times(config, shape, syncs),
@@ -358,7 +368,7 @@ class Bounds:
                 max(0.0, held.dense - outer.dense - 2 * widest.dense),
                 max(0.0, held.expert - outer.expert - 2 * widest.expert),
             )
-            return self._sync(left, config, Collective.ALL_GATHER, COMPUTE_BYTES, 0)
+            return self._sync(left, config, Collective.ALL_GATHER, COMPUTE_BYTES, (0,))
 
         stages = len(shape.numel)
         return (
@@ -390,14 +400,18 @@ class Bounds:
     # partial assignments -------------------------------------------------------------------------------------------
 
     def partial(self, part: Configuration) -> tuple[float, float]:
-        """Return (seconds, bytes) at least of every schedule, ZeRO stage and cut at the degrees of ``part``: the mean
-        row's work, and its state under ZeRO-3 (two copies of each stage, of which ZeRO-1 shards the optimizer alone,
-        take no less)."""
+        """Return (seconds, bytes) at least of every schedule, ZeRO stage and cut at the degrees of ``part``, among the
+        schedules that have overlap groups or those that have none, as its own.
+
+        Seconds are the mean row's work. Bytes are its state under ZeRO-3: two copies of each stage, of which ZeRO-1
+        shards the optimizer alone, take no less.
+        """
         embed, layer, head = self.costs.pieces(
             part.tp, part.ep, part.dp, part.micro_batch, part.sequence_parallel, part.recompute == "full"
         )
         whole = embed + layer.times(self.costs.model.layers) + head
-        compute = whole.forward(exchange=False) + whole.backward(exchange=False)
+        exchange = part.schedule not in OVERLAPPING
+        compute = whole.forward(exchange=exchange) + min(_backward(whole, split, exchange) for split in (False, True))
         talk = _talk(whole, part)
         seconds = part.num_microbatches * max(compute, talk) / part.pp
         held = [RowParameters(p.dense, p.expert) for p in self.numel(part.tp, part.ep)]

@@ -32,11 +32,18 @@ class PhaseSeconds:
     r_exchange: float = 0.0
 
     def __add__(self, other: PhaseSeconds) -> PhaseSeconds:
-        return PhaseSeconds(*(getattr(self, n) + getattr(other, n) for n in PhaseSeconds.__slots__))
+        return PhaseSeconds(
+            self.f + other.f, self.bi + other.bi, self.bw + other.bw, self.f_exchange + other.f_exchange,
+            self.b_exchange + other.b_exchange, self.bi_exchange + other.bi_exchange,
+            self.bw_exchange + other.bw_exchange, self.r + other.r, self.r_exchange + other.r_exchange,
+        )  # fmt: skip
 
     def times(self, n: int) -> PhaseSeconds:
         """Return ``n`` of these, one after the other."""
-        return PhaseSeconds(*(getattr(self, name) * n for name in PhaseSeconds.__slots__))
+        return PhaseSeconds(
+            self.f * n, self.bi * n, self.bw * n, self.f_exchange * n, self.b_exchange * n, self.bi_exchange * n,
+            self.bw_exchange * n, self.r * n, self.r_exchange * n,
+        )  # fmt: skip
 
     def forward(self, *, exchange: bool = True) -> float:
         return self.f + (self.f_exchange if exchange else 0.0)
@@ -142,7 +149,8 @@ class StageCosts:
         embed, layer, head = self.pieces(tp, ep, dp, b, sequence, recompute)
         weights = tuple(piece.forward() + piece.backward() for piece in (embed, layer, head))
         counts = self.layers_per_stage(layout, pp, v, cuts, weights)
-        costs = [layer.times(n) for n in counts]
+        times = {n: layer.times(n) for n in set(counts)}
+        costs = [times[n] for n in counts]
         costs[0] = costs[0] + embed
         costs[-1] = costs[-1] + head
         return counts, tuple(costs)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from itertools import product
 from math import inf
 
 from piper_core.schedule.families import FAMILIES, get_family
-from search.bound import Bounds
+from search.bound import OVERLAPPING, Bounds
 from search.space import Configuration, Space
 
 _PARTIAL, _WHOLE, _REPLAYED = range(3)
@@ -22,8 +22,8 @@ STATE, ACTIVATIONS, ORDER, TIME, SAME = (
 
 
 class BestFirst:
-    """Expands the assignment with the least bound first: degrees, microbatch, recompute and sequence parallelism,
-    then schedule, cuts and ZeRO stage, then the order that the family emits.
+    """Expands the assignment with the least bound first: degrees, microbatch, recompute, sequence parallelism, and
+    whether the schedule has overlap groups; then schedule, cuts and ZeRO stage; then the order that the family emits.
 
     A node whose least memory exceeds ``capacity_bytes`` is dropped with all its leaves, which are counted by
     multiplication and never listed. Every node's bound is at most that of its leaves, so that what is taken off the
@@ -48,22 +48,29 @@ class BestFirst:
             for (b, m), recompute, sequence in product(
                 self.space.batches(dp), self.space.recomputes(), self.space.sequence(tp)
             ):
-                legal = [(name, v) for name, v in schedules if m in FAMILIES[name].microbatches(pp, v)]
-                leaves = 0
-                for name, v in legal:
-                    leaves += len(self.space.zeros(dp, name)) * len(self.space.cuts(self._stages(name, pp, v)))
-                if not leaves:
-                    continue
-                self.size += leaves
-                self.partials += 1
-                part = Configuration(pp, tp, dp, ep, legal[0][0], legal[0][1], 0, b, m, recompute, sequence, "")
-                seconds, size = self.bounds.partial(part)
-                if size > self.capacity:
-                    self.pruned[STATE] += leaves
-                    self._near(size, part)
-                else:
-                    self._heap.append((seconds, _PARTIAL, part))
+                for legal in self._groups(schedules, pp, m):
+                    leaves = 0
+                    for name, v in legal:
+                        leaves += len(self.space.zeros(dp, name)) * len(self.space.cuts(self._stages(name, pp, v)))
+                    if not leaves:
+                        continue
+                    self.size += leaves
+                    self.partials += 1
+                    part = Configuration(pp, tp, dp, ep, *legal[0], 0, b, m, recompute, sequence, "")
+                    seconds, size = self.bounds.partial(part)
+                    if size > self.capacity:
+                        self.pruned[STATE] += leaves
+                        self._near(size, part)
+                    else:
+                        self._heap.append((seconds, _PARTIAL, part))
         heapify(self._heap)
+
+    @staticmethod
+    def _groups(schedules: Sequence[tuple[str, int]], pp: int, m: int) -> list[list[tuple[str, int]]]:
+        """Return the (family, virtual stages) legal with m microbatches: those with overlap groups, and the others."""
+        legal = [(name, v) for name, v in schedules if m in FAMILIES[name].microbatches(pp, v)]
+        groups = [[each for each in legal if (each[0] in OVERLAPPING) == some] for some in (True, False)]
+        return [group for group in groups if group]
 
     @staticmethod
     def _stages(schedule: str, pp: int, v: int) -> int:
@@ -71,23 +78,31 @@ class BestFirst:
 
     def _expand(self, part: Configuration) -> None:
         """Replace a partial assignment by its leaves, bounded."""
-        for name, v in self.space.schedules(part.pp):
-            if part.num_microbatches not in FAMILIES[name].microbatches(part.pp, v):
-                continue
+        bounds, m = self.bounds, part.num_microbatches
+        schedules = self._groups(list(self.space.schedules(part.pp)), part.pp, m)
+        mine = next(group for group in schedules if (part.schedule in OVERLAPPING) == (group[0][0] in OVERLAPPING))
+        for name, v in mine:
+
+            def leaf(cut: str, zero: int, name: str = name, v: int = v) -> Configuration:
+                return Configuration(
+                    part.pp, part.tp, part.dp, part.ep, name, v, zero, part.micro_batch, m, part.recompute,
+                    part.sequence_parallel, cut,
+                )  # fmt: skip
+
             cuts, zeros = self.space.cuts(self._stages(name, part.pp, v)), self.space.zeros(part.dp, name)
-            whole = [replace(part, schedule=name, virtual_stages=v, cuts=cut) for cut in cuts]
-            if len({self.bounds.costs.of(config)[0] for config in whole}) < len(whole):
-                whole = whole[:1]
+            if len({bounds.costs.of(leaf(cut, 0))[0] for cut in cuts}) < len(cuts):
+                cuts = cuts[:1]
                 self.pruned[SAME] += len(zeros)
-            for config in (replace(config, zero=zero) for config, zero in product(whole, zeros)):
+            for cut, zero in product(cuts, zeros):
+                config = leaf(cut, zero)
                 self.bounded += 1
-                need = self.bounds.memory_floor(config)
+                need = bounds.memory_floor(config)
                 if need > self.capacity:
-                    state = max(self.bounds.static_bytes(config)) + self.bounds.context_bytes
+                    state = max(bounds.static_bytes(config)) + bounds.context_bytes
                     self.pruned[STATE if state > self.capacity else ACTIVATIONS] += 1
                     self._near(need, config)
                 else:
-                    heappush(self._heap, (self.bounds.time_bound(config), _WHOLE, config))
+                    heappush(self._heap, (bounds.time_bound(config), _WHOLE, config))
 
     def _replay(self, config: Configuration) -> None:
         grid = get_family(config.schedule).grid(config.pp, config.num_microbatches, config.virtual_stages)
