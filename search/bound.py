@@ -7,19 +7,28 @@ found so far cannot win.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import accumulate
 from math import ceil
 
 from piper_core.arch.chunk import Chunk, Saved
-from piper_core.ir.action import ActionKind, Slot
 from piper_core.names import Collective
-from piper_core.schedule.families import FAMILIES, get_family
-from piper_core.schedule.grid import Grid, Layout, rows_of_stage
+from piper_core.schedule.families import FAMILIES
+from piper_core.schedule.grid import Grid, Layout
 from search.cost.base import CostModel
 from search.replay import Times, numbered, replay
+from search.row_parts import (
+    RowEnd,
+    RowParameters,
+    StageSync,
+    alive_chunks,
+    count_parameters,
+    everyone,
+    peak_of,
+    stages_of_row,
+    strided,
+)
 from search.space import Configuration
 from search.stage_costs import PhaseSeconds, StageCosts
 
@@ -28,45 +37,6 @@ COMPUTE_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES = 2, 4, 12
 MIB = 1 << 20
 OVERLAPPING = ("dualpipev", "dualpipe")
 """Families whose overlap groups may hide the collectives inside a forward or backward."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowParameters:
-    """Parameters that one rank of a row holds when whole: dense ones, and sharded experts."""
-
-    dense: float
-    expert: float
-
-    def over(self, dense: int, expert: int) -> float:
-        """Return the parameters left on a rank when each class is sharded over its own group."""
-        return self.dense / dense + self.expert / expert
-
-    def __add__(self, other: RowParameters) -> RowParameters:
-        return RowParameters(self.dense + other.dense, self.expert + other.expert)
-
-
-@dataclass(frozen=True, slots=True)
-class StageSync:
-    """Seconds of a stage's update on one row, of reducing and of gathering all its parameters as one bucket, and of
-    those of its first chunk: the last to be reduced, the first to be gathered."""
-
-    update: float
-    reduce: float
-    first_reduce: float
-    gather: float
-    first_gather: float
-
-
-@dataclass(frozen=True, slots=True)
-class RowEnd:
-    """What data parallelism adds to a row at least. Counted from the norm of the step before: ``enter`` is when a first
-    forward of the model may start on it (-1: on another row), ``update`` when it has updated its stages, ``floor`` when
-    its collectives may be through. ``late`` comes after its last backward."""
-
-    enter: float
-    update: float
-    floor: float
-    late: float
 
 
 @dataclass(slots=True)
@@ -102,7 +72,7 @@ class Bounds:
 
     def _numel(self, tp: int, ep: int) -> tuple[RowParameters, ...]:
         """Return the parameters of (embedding, one layer, head) on one rank."""
-        return tuple(_count(chunks, tp, ep) for chunks in self.pieces)
+        return tuple(count_parameters(chunks, tp, ep) for chunks in self.pieces)
 
     def _saved(self, tp: int, sequence: bool, recompute: bool) -> tuple[float, ...]:
         """Return the bytes that (embedding, one layer, head) keep of one sequence from F to the backward."""
@@ -174,7 +144,7 @@ class Bounds:
         saved = self.shape(config).saved
         worst = 0.0
         for static, slots in zip(self.static_bytes(config), grid.rows, strict=True):
-            worst = max(worst, static + _peak(slots, saved))
+            worst = max(worst, static + peak_of(slots, saved))
         return worst + self.context_bytes
 
     # time ----------------------------------------------------------------------------------------------------------
@@ -395,7 +365,7 @@ class Bounds:
     def _ends_numel(self, tp: int, ep: int) -> tuple[RowParameters, ...]:
         """Return the parameters of the first chunk, of the first and the last of a layer, and of the last chunk."""
         outer = (self.costs.first[0], self.costs.layer[0], self.costs.layer[-1], self.costs.last[-1])
-        return tuple(_count([chunk], tp, ep) for chunk in outer)
+        return tuple(count_parameters([chunk], tp, ep) for chunk in outer)
 
     # partial assignments -------------------------------------------------------------------------------------------
 
@@ -423,76 +393,13 @@ class Bounds:
         return seconds, size + self.context_bytes
 
 
-def _count(chunks: Sequence[Chunk], tp: int, ep: int) -> RowParameters:
-    """Return the parameters of some chunks on one rank."""
-    dense = expert = 0.0
-    for parameter in (p for chunk in chunks for p in chunk.parameters):
-        share = parameter.numel / (tp if parameter.tensor else 1)
-        if parameter.expert and ep > 1:
-            expert += share / ep
-        else:
-            dense += share
-    return RowParameters(dense, expert)
-
-
 def _talk(piece: PhaseSeconds, config: Configuration) -> float:
     """Return the seconds of a microbatch on the busier of the streams of its inner collectives."""
     streams = 2 if config.tp > 1 and config.ep > 1 else 1
     return (piece.f_exchange + min(piece.b_exchange, piece.bi_exchange)) / streams
 
 
-@cache
-def everyone(ranks: int) -> tuple[int, ...]:
-    """Return all ranks."""
-    return tuple(range(ranks))
-
-
-@cache
-def strided(rows: tuple[int, ...], span: int, step: int) -> tuple[int, ...]:
-    """Return every ``step``-th rank of rows of ``span`` ranks."""
-    return tuple(sorted({row * span + i for row in rows for i in range(0, span, step)}))
-
-
 def _backward(piece: PhaseSeconds, split: bool, exchange: bool) -> float:
     if split:
         return piece.input_backward(exchange=exchange) + piece.weight_backward(exchange=exchange)
     return piece.backward(exchange=exchange)
-
-
-@cache
-def stages_of_row(layout: Layout, pp: int, v: int) -> tuple[tuple[int, ...], ...]:
-    """Return the stages that each row holds."""
-    held: list[list[int]] = [[] for _ in range(pp)]
-    for stage, rows in enumerate(rows_of_stage(layout, pp, v)):
-        for row in rows:
-            held[row].append(stage)
-    return tuple(map(tuple, held))
-
-
-@cache
-def alive_chunks(schedule: str, pp: int, m: int, v: int) -> tuple[int, ...]:
-    """Return how many (stage, microbatch) each row keeps alive at least at its fullest, between F and B or BI.
-
-    Beyond 4 p microbatches only GPipe's number grows, so no longer grid is walked.
-    """
-    if schedule == "gpipe":
-        return (m,) * pp
-    family = get_family(schedule)
-    legal = family.microbatches(pp, v)
-    shorter = m if m <= 4 * pp or 4 * pp not in legal else 4 * pp
-    ones = [1.0] * (pp * v)
-    return tuple(int(_peak(row, ones)) for row in family.grid(pp, shorter, v).rows)
-
-
-def _peak(slots: Sequence[Slot], saved: Sequence[float]) -> float:
-    """Return the most that a row holds at once between F and B or BI; in an overlap group what ends counts first."""
-    now = peak = 0.0
-    for slot in slots:
-        for action in slot:
-            if action.kind in (ActionKind.B, ActionKind.BI):
-                now -= saved[action.stage]
-        for action in slot:
-            if action.kind is ActionKind.F:
-                now += saved[action.stage]
-        peak = max(peak, now)
-    return peak

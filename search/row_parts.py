@@ -1,0 +1,114 @@
+"""What rows hold: parameters on a rank, stages, and activations alive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from piper_core.arch.chunk import Chunk
+from piper_core.ir.action import ActionKind, Slot
+from piper_core.schedule.families import get_family
+from piper_core.schedule.grid import Layout, rows_of_stage
+
+
+@dataclass(frozen=True, slots=True)
+class RowParameters:
+    """Parameters that one rank of a row holds when whole: dense ones, and sharded experts."""
+
+    dense: float
+    expert: float
+
+    def over(self, dense: int, expert: int) -> float:
+        """Return the parameters left on a rank when each class is sharded over its own group."""
+        return self.dense / dense + self.expert / expert
+
+    def __add__(self, other: RowParameters) -> RowParameters:
+        return RowParameters(self.dense + other.dense, self.expert + other.expert)
+
+
+@dataclass(frozen=True, slots=True)
+class StageSync:
+    """Seconds of a stage's update on one row, of reducing and of gathering all its parameters as one bucket, and of
+    those of its first chunk: the last to be reduced, the first to be gathered."""
+
+    update: float
+    reduce: float
+    first_reduce: float
+    gather: float
+    first_gather: float
+
+
+@dataclass(frozen=True, slots=True)
+class RowEnd:
+    """What data parallelism adds to a row at least. Counted from the norm of the step before: ``enter`` is when a first
+    forward of the model may start on it (-1: on another row), ``update`` when it has updated its stages, ``floor`` when
+    its collectives may be through. ``late`` comes after its last backward."""
+
+    enter: float
+    update: float
+    floor: float
+    late: float
+
+
+def count_parameters(chunks: Sequence[Chunk], tp: int, ep: int) -> RowParameters:
+    """Return the parameters of some chunks on one rank."""
+    dense = expert = 0.0
+    for parameter in (p for chunk in chunks for p in chunk.parameters):
+        share = parameter.numel / (tp if parameter.tensor else 1)
+        if parameter.expert and ep > 1:
+            expert += share / ep
+        else:
+            dense += share
+    return RowParameters(dense, expert)
+
+
+@cache
+def everyone(ranks: int) -> tuple[int, ...]:
+    """Return all ranks."""
+    return tuple(range(ranks))
+
+
+@cache
+def strided(rows: tuple[int, ...], span: int, step: int) -> tuple[int, ...]:
+    """Return every ``step``-th rank of rows of ``span`` ranks."""
+    return tuple(sorted({row * span + i for row in rows for i in range(0, span, step)}))
+
+
+@cache
+def stages_of_row(layout: Layout, pp: int, v: int) -> tuple[tuple[int, ...], ...]:
+    """Return the stages that each row holds."""
+    held: list[list[int]] = [[] for _ in range(pp)]
+    for stage, rows in enumerate(rows_of_stage(layout, pp, v)):
+        for row in rows:
+            held[row].append(stage)
+    return tuple(map(tuple, held))
+
+
+@cache
+def alive_chunks(schedule: str, pp: int, m: int, v: int) -> tuple[int, ...]:
+    """Return how many (stage, microbatch) each row keeps alive at least at its fullest, between F and B or BI.
+
+    Beyond 4 p microbatches only GPipe's number grows, so no longer grid is walked.
+    """
+    if schedule == "gpipe":
+        return (m,) * pp
+    family = get_family(schedule)
+    legal = family.microbatches(pp, v)
+    shorter = m if m <= 4 * pp or 4 * pp not in legal else 4 * pp
+    ones = [1.0] * (pp * v)
+    return tuple(int(peak_of(row, ones)) for row in family.grid(pp, shorter, v).rows)
+
+
+def peak_of(slots: Sequence[Slot], saved: Sequence[float]) -> float:
+    """Return the most that a row holds at once between F and B or BI; in an overlap group what ends counts first."""
+    now = peak = 0.0
+    for slot in slots:
+        for action in slot:
+            if action.kind in (ActionKind.B, ActionKind.BI):
+                now -= saved[action.stage]
+        for action in slot:
+            if action.kind is ActionKind.F:
+                now += saved[action.stage]
+        peak = max(peak, now)
+    return peak
