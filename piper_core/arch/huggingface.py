@@ -1,6 +1,7 @@
 """From a Hugging Face ``config.json`` to an architecture record, offline, without transformers.
 
-Field names and defaults are those of the configuration classes of transformers. What a record cannot express is either
+Field names are those of the configuration classes of transformers, and so are defaults where published files leave a
+field out. What a record cannot express is either
 refused or, where it changes no shape, left out and said so in ``Architecture.limits``.
 """
 
@@ -176,9 +177,9 @@ def _scaling(c: _Config, rope: _Config) -> RopeScaling | None:
     )  # fmt: skip
 
 
-def _window(c: _Config, used: bool = True) -> None:
+def _window(c: _Config, used: bool = True, default: int | None = None) -> None:
     positions = c.integer("max_position_embeddings")
-    window = c.integer("sliding_window", positions)
+    window = c.integer("sliding_window", positions if default is None or "sliding_window" in c.data else default)
     if used and window < positions:
         c.leave_out(f"sliding window of {window} tokens: attention is full")
 
@@ -190,7 +191,7 @@ def _llama(c: _Config) -> dict[str, Any]:
 
 
 def _mistral(c: _Config) -> dict[str, Any]:
-    _window(c)
+    _window(c, default=4096)
     return _common(c)
 
 
@@ -274,14 +275,14 @@ def _gemma(c: _Config) -> dict[str, Any]:
 
 
 def _gemma2(c: _Config) -> dict[str, Any]:
-    _window(c)
-    if c.data.get("attn_logit_softcapping") is not None:
+    _window(c, default=4096)
+    if c.data.get("attn_logit_softcapping", 50.0) is not None:
         c.leave_out("attn_logit_softcapping: scores are not capped, fused attention has no cap")
     return {
         **_gemma(c),
         "post_norm": True,
         "query_scale": c.integer("query_pre_attn_scalar", 256),
-        "logit_cap": c.number("final_logit_softcapping", 0.0),
+        "logit_cap": c.number("final_logit_softcapping", 0.0 if "final_logit_softcapping" in c.data else 30.0),
     }
 
 
@@ -295,7 +296,9 @@ def _deepseek_v3(c: _Config) -> dict[str, Any]:
     rope, plain, expert_ffn = (
         c.integer(key) for key in ("qk_rope_head_dim", "qk_nope_head_dim", "moe_intermediate_size")
     )
-    first = c.integer("first_k_dense_replace", 0)
+    if "q_lora_rank" not in c.data:
+        raise c.wrong("field q_lora_rank is missing; null says that queries come from the hidden state")
+    first = c.integer("first_k_dense_replace", 3)
     common = _common(_Config({**c.data, "head_dim": rope + plain}, c.name, c.limits))
     return {
         **common,
@@ -305,12 +308,12 @@ def _deepseek_v3(c: _Config) -> dict[str, Any]:
         "experts": c.integer("n_routed_experts", also="num_local_experts"),
         "top_k": c.integer("num_experts_per_tok"),
         "expert_ffn": expert_ffn,
-        "shared_ffn": c.integer("n_shared_experts", 0) * expert_ffn,
+        "shared_ffn": c.integer("n_shared_experts", 1) * expert_ffn,
         "balance": "bias",
-        "expert_groups": c.integer("n_group", 0),
-        "top_groups": c.integer("topk_group", 0),
+        "expert_groups": c.integer("n_group", 8),
+        "top_groups": c.integer("topk_group", 4),
         "normalise_top_k": c.flag("norm_topk_prob", True),
-        "routed_scale": c.number("routed_scaling_factor", 1.0),
+        "routed_scale": c.number("routed_scaling_factor", 2.5),
         "kv_rank": c.integer("kv_lora_rank"),
         "q_rank": c.integer("q_lora_rank", 0),
         "rope_dim": rope,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import zlib
+from hashlib import blake2b
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
@@ -45,5 +46,6 @@ def initialise_parameter(values: Tensor, name: str, architecture: Architecture, 
         std = STD / (2 * architecture.layers) ** 0.5 if name.endswith(_OUT) else STD
         slices = {f"{name}[{first + i}]": each for i, each in enumerate(values)} if values.ndim == 3 else {name: values}
         for key, part in slices.items():
-            generator = torch.Generator().manual_seed(seed << 32 | zlib.crc32(key.encode()))
-            part.copy_(torch.randn(part.shape, generator=generator) * std)
+            digest = blake2b(f"{seed}:{key}".encode(), digest_size=16).digest()
+            numbers = np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
+            part.copy_(torch.from_numpy(numbers.standard_normal(tuple(part.shape), np.float32)) * std)
