@@ -52,6 +52,7 @@ def make_buckets(dag: Dag) -> list[tuple[Bucket, Replication]]:
         runs: dict[tuple[Replication, bool, Groups], list[tuple[int, int, int]]] = {}
         for chunk in np.flatnonzero(stage_of == stage).tolist():
             state = dag.states[state_of[chunk]]
+            state = state if len(ranks) == 1 else _over_rows(dag, chunk, state)
             replication = state.replication or Replication(())
             for parameter in dag.chunks[chunk].parameters:
                 expert = parameter.expert and state.expert_degree > 1
@@ -66,6 +67,14 @@ def make_buckets(dag: Dag) -> list[tuple[Bucket, Replication]]:
                 bucket = Bucket(stage, expert, parts, state_index, len(groups[0]), held[stage])
                 found.append((bucket, replication))
     return found
+
+
+def _over_rows(dag: Dag, chunk: int, state: ShardState) -> ShardState:
+    """Return the state of a chunk that lies on several rows, with the expert and context groups of all of them."""
+    found = np.unique(dag.nodes.state[dag.compute & (dag.nodes.chunk == chunk)]).tolist()
+    expert = dict.fromkeys(group for index in found for group in dag.states[index].expert)
+    context = dict.fromkeys(group for index in found for group in dag.states[index].context)
+    return replace(state, expert=tuple(expert), context=tuple(context))
 
 
 def _cut(parameters: list[tuple[int, int, int]], limit: int) -> Iterator[tuple[tuple[tuple[int, int], ...], int]]:
@@ -84,6 +93,7 @@ def _cut(parameters: list[tuple[int, int, int]], limit: int) -> Iterator[tuple[t
 def bucket_ranks(dag: Dag, bucket: Bucket) -> Groups:
     """Return the groups of ranks that hold the same shard of ``bucket``."""
     state = dag.states[bucket.state]
+    state = state if len(bucket.rows) == 1 else _over_rows(dag, bucket.parts[0][0], state)
     view: ShardState = state if bucket.expert else replace(state, expert=())
     return reduction_groups(view, tuple(dag.groups[g] for g in bucket.rows))
 

@@ -180,6 +180,7 @@ class _Opener:
         self.sorted = index[order]
         self.starts = np.searchsorted(found.of[self.sorted], np.arange(len(found) + 1))
         self.labels: dict[str, int] = {}
+        self.work: dict[tuple[int, Phase, str], frozenset[tuple[bool, int, int]]] = {}
         self.parts: dict[tuple[int, str], dict[tuple[Part, ...], None]] = {}
         self.spans = _whole_spans(dag, found)
         self.templates: dict[tuple[int, int, int, bool], tuple[Ints, list[tuple[bool, int]]]] = {}
@@ -259,8 +260,11 @@ class _Opener:
             piece[local[n]] = len(groups) - 1
         names = self._names(groups, apart)
         single = len(groups) == 1
-        kinds = [(compute, -1 if single else self._label(name)) for compute, name in names]
         stage, phase = int(self.found.stage[m]), Phase(int(self.found.phase[m]))
+        kinds = [
+            (compute, -1 if single else self._label(stage, phase, name, group))
+            for (compute, name), group in zip(names, groups, strict=True)
+        ]
         for group, (compute, label) in zip(groups, kinds, strict=True):
             if compute:
                 computes = [n for n in group if nodes.kind[n] == NodeKind.COMPUTE]
@@ -332,7 +336,16 @@ class _Opener:
             return int(table[same].min())
         return int(table[chunk])
 
-    def _label(self, text: str) -> int:
+    def _label(self, stage: int, phase: Phase, name: str, group: list[int]) -> int:
+        """Return the label of a piece; other pieces of the stage that have its name, but not its work, get a number."""
+        nodes = self.dag.nodes
+        again = (nodes.phase[group] == Phase.R).tolist()
+        work = frozenset(zip(again, nodes.chunk[group].tolist(), nodes.axis[group].tolist(), strict=True))
+        way = phase if phase in (Phase.F, Phase.R) else Phase.B  # a bucket has one list of labels for B, BI and BW
+        number, text = 1, name
+        while self.work.setdefault((stage, way, text), work) != work:
+            number += 1
+            text = f"{name}.{number}"
         return self.labels.setdefault(text, len(self.labels))
 
     def _inner_order(self, mine: list[int]) -> list[int]:

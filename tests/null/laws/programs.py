@@ -50,7 +50,7 @@ def program(rng: Random) -> tuple[Dag, list[dict[str, Any]]]:
     m = rng.choice((1, 2, 3, 4, 4, 6)) if layout is not Layout.BIDIRECTIONAL else rng.choice((2, 4, 4, 6))
     shape = Shape(p, rng.choice((1, 2, 2, 4)), v, m, layout, rng.random() < 0.4)
     stages = len(shape.homes)
-    layers = stages + rng.randrange(3)
+    layers = stages + rng.choice((0, 0, 1, 2, stages, 2 * stages))
     tagged = rng.random() < 0.5
     if not shape.moe and rng.random() < 0.15:
         arch = Architecture("tied", layers, 64, 256, 8, 8, 8, 256, tied=True)

@@ -14,7 +14,7 @@ from piper_core.errors import DirectiveError
 from piper_core.ir.dag import Dag, Edges, training_dag
 from piper_core.ir.verify import DagError, verify_dag
 from piper_core.names import Axis, Collective, NodeKind, Phase, Role, Sync
-from piper_core.passes.gradient_sync import gradient_sync
+from piper_core.passes.gradient_sync import bucket_ranks, gradient_sync
 from piper_core.passes.lower_backward import lower_backward
 from piper_core.passes.send_recv import send_recv
 from piper_core.passes.update import close_step, with_row
@@ -89,6 +89,18 @@ def test_context_groups_are_reduced_without_replicate() -> None:
     dag = closed("dense", [STAGE, SPLIT, *PLACE, shard])
     assert reductions(dag, Axis.DATA) == 2
     assert {bucket.ranks for bucket in dag.buckets} == {4}
+
+
+def test_experts_of_a_stage_on_two_rows_are_reduced_with_their_like() -> None:
+    """The two ranks of either row that hold the first half of the experts, and those that hold the second."""
+    shard = {"op": "shard", "filter": {"EP": "*"}, "devices": [[0, 1], [2, 3], [4, 5], [6, 7]]}
+    dag = closed(
+        "moe",
+        [STAGE, SPLIT, *BOTH_WAYS, shard, {"op": "replicate", "filter": {}, "devices": [[0, 1, 2, 3], [4, 5, 6, 7]]}],
+    )
+    experts = [bucket for bucket in dag.buckets if bucket.expert]
+    assert {bucket_ranks(dag, bucket) for bucket in experts} == {((0, 2, 4, 6), (1, 3, 5, 7))}
+    assert {bucket.ranks for bucket in dag.buckets if not bucket.expert} == {8}
 
 
 def test_nothing_is_reduced_where_each_rank_has_its_own() -> None:

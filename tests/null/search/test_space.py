@@ -56,13 +56,11 @@ def test_every_configuration_applies_and_verifies(
         assert sorted(rank for row in compiled.plan.rows for rank in row) == list(range(gpus))
 
 
-@pytest.mark.xfail(strict=True, reason="a piece of an opened backward is taken to use a bucket that was freed before")
 def test_overlapped_recompute_under_zero_3() -> None:
     it = case(DENSE, "p4d", 8, 32, 512)
     it.problem.compile(Configuration(2, 1, 8, 1, "dualpipev", 2, 3, 1, 4, "full", False, "balanced"))
 
 
-@pytest.mark.xfail(strict=True, reason="experts of a stage on two rows are grouped by the first row's places alone")
 def test_experts_of_a_stage_on_two_rows_are_reduced_with_their_like() -> None:
     it = case(SHARED, "p4de", 8, 48, 512)
     dag = it.problem.compile(Configuration(2, 1, 4, 2, "dualpipe", 1, 1, 2, 6, "none", False, "even")).dag
