@@ -156,6 +156,8 @@ def _print(problem: Problem, result: Result, space: Space, top: int, file: Path)
         f"{problem.architecture.name} on {problem.gpus} GPUs of {problem.cluster.name}, global batch "
         f"{problem.global_batch}, sequence {problem.seq_len}", soft_wrap=True,
     )  # fmt: skip
+    for limit in problem.architecture.limits:
+        screen.print(f"left out of the model: {limit}", soft_wrap=True)
     screen.print(headline(result), soft_wrap=True, style="bold")
     screen.print(candidates_table(result.candidates[:top], problem.cluster.device.memory_bytes))
     for line in summary(result, space, top):
