@@ -38,7 +38,7 @@ def by_definition(moe: Moe, x: Tensor) -> Tensor:
     for token, h in zip(x.flatten(0, 1), moe.router.norm(x).flatten(0, 1), strict=True):
         logits = moe.router.scores(h)
         scores = logits.sigmoid() if arch.balance == "bias" else logits.softmax(-1)
-        wanted = scores + moe.router.bias if arch.balance == "bias" else scores
+        wanted = (scores + moe.router.bias if arch.balance == "bias" else scores).detach()
         allowed = set(range(arch.experts))
         if arch.expert_groups:
             groups = wanted.view(arch.expert_groups, -1)
