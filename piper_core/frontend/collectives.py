@@ -6,7 +6,7 @@ Relies on the operators of ``torch.ops._c10d_functional``, whose last argument i
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -22,8 +22,9 @@ _KINDS = {
     "all_gather_into_tensor": Collective.ALL_GATHER,
     "reduce_scatter_tensor": Collective.REDUCE_SCATTER,
     "all_to_all_single": Collective.ALL_TO_ALL,
+    "ring_flash_attention": Collective.RING_EXCHANGE,
+    "ring_flash_attention_backward": Collective.RING_EXCHANGE,
 }
-_AXES = {Collective.ALL_REDUCE: Axis.TENSOR, Collective.ALL_TO_ALL: Axis.EXPERT}
 _MOVES = {"wait_tensor", "split", "split_with_sizes", "cat", "clone", "chunk"}
 """Operations that only move what was gathered to its place."""
 
@@ -44,22 +45,40 @@ def is_collective(node: Node) -> bool:
 
 def kind_of(node: Node) -> Collective:
     """Return the kind of collective that a node starts (NONE: it starts none)."""
-    name = str(getattr(getattr(node.target, "overloadpacket", None), "__name__", ""))
-    return _KINDS.get(name, Collective.NONE) if is_collective(node) else Collective.NONE
+    name = _name(node) if getattr(node.target, "namespace", "") in ("_c10d_functional", "piper_core") else ""
+    return _KINDS.get(name, Collective.NONE)
 
 
-def traced(graph: ChunkGraph | Iterable[Node]) -> tuple[Traced, ...]:
-    """Return the collectives of a graph in order; those of integers, which say how much others send, are left out."""
+def traced(graph: ChunkGraph, all_to_all: Axis = Axis.EXPERT) -> tuple[Traced, ...]:
+    """Return the collectives of a graph in order; those of integers, which say how much others send, are left out.
+
+    ``all_to_all`` says which axis those of that kind are of: expert or context.
+    """
+    axes = {Collective.ALL_REDUCE: Axis.TENSOR, Collective.ALL_TO_ALL: all_to_all}
     found = []
-    for node in graph.calls if isinstance(graph, ChunkGraph) else graph:
+    for node in graph.calls:
         kind = kind_of(node)
         if kind is Collective.NONE:
             continue
-        gathers = kind is Collective.ALL_GATHER
-        whole = tensors(node if gathers else node.all_input_nodes[0])[0]
+        if kind is Collective.RING_EXCHANGE:
+            found.append(Traced(kind, Axis.CONTEXT, _round(node)))
+            continue
+        whole = tensors(node if kind is Collective.ALL_GATHER else node.all_input_nodes[0])[0]
         if whole.is_floating_point():
-            found.append(Traced(kind, _AXES.get(kind, Axis.SEQUENCE), prod(whole.shape) * whole.element_size()))
+            found.append(Traced(kind, axes.get(kind, Axis.SEQUENCE), _nbytes(whole)))
     return tuple(found)
+
+
+def _round(node: Node) -> int:
+    """Return the full size of what a ring passes on: keys and values, and in the backward their gradients."""
+    backward = "backward" in _name(node)
+    key, value = (tensors(each)[0] for each in node.all_input_nodes[1 + backward : 3 + backward])
+    ranks = next(each for each in node.args[::-1] if isinstance(each, int))
+    return (_nbytes(key) + _nbytes(value)) * ranks * (2 if backward else 1)
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    return prod(tensor.shape) * tensor.element_size()
 
 
 def gathered_again(joint: Joint) -> Joint:

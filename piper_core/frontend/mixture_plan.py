@@ -38,9 +38,9 @@ class Routes(Style):
     def apply(self, module: nn.Module) -> None:
         layout = self.layout
 
-        def share(counts: Tensor) -> Tensor:
+        def share(counts: Tensor, dtype: torch.dtype) -> Tensor:
             every = layout.leave(counts, whole=True)
-            return every / (every.sum() * layout.mesh.size())
+            return every.to(dtype) / (every.sum() * layout.mesh.size())
 
         if layout.sequence:
             module.share = share  # type: ignore[assignment]  # a Router's method

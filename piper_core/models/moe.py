@@ -72,16 +72,16 @@ class Router(nn.Module):
             0, flat, torch.ones_like(flat)
         )
         if arch.balance == "loss" and arch.balance_loss:
-            share = self.share(counts).to(scores.dtype)
+            share = self.share(counts, scores.dtype)
             loss = arch.balance_loss * arch.experts * (share * scores.mean(0)).sum()  # arXiv 2101.03961, equation 4
             weights = with_loss(weights, loss, self.loss_weight)
         order = flat.sort(stable=True).indices
         places = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=x.device))
         return Routed(tokens[order // arch.top_k], counts, places, weights.to(x.dtype), h)
 
-    def share(self, counts: Tensor) -> Tensor:
+    def share(self, counts: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the part of all copies that each expert is given."""
-        return counts / counts.sum()
+        return counts.to(dtype) / counts.sum()
 
     def _choose(self, scores: Tensor) -> Tensor:
         """Return the experts of each token, (tokens, top_k), highest score first."""
