@@ -239,7 +239,7 @@ def test_an_interrupt(after: int, tmp_path: Path) -> None:
         [sys.executable, "-c", INTERRUPTED, str(after), *SMALL, "--budget", "600", "--out", str(tmp_path / "out")],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
-    out, err = search.communicate(timeout=60)
+    out, err = search.communicate(timeout=180)
     with pytest.raises(ProcessLookupError):
         os.killpg(search.pid, 0)
     if after:
