@@ -125,7 +125,7 @@ def test_the_auxiliary_loss_reaches_gradients_and_not_the_loss() -> None:
         set_loss_weight(model, weight)
         loss = model(x, x)
         loss.backward()
-        gradients.append((float(loss), model.layers[2].moe.router.scores.weight.grad))
+        gradients.append((loss.item(), model.layers[2].moe.router.scores.weight.grad))
     (plain, none), (one, once), (three, thrice) = gradients
     assert plain == one == three
     torch.testing.assert_close(thrice - none, 3 * (once - none))
