@@ -137,7 +137,7 @@ def test_the_auxiliary_loss_is_that_of_the_switch_transformer() -> None:
     moe.router(x).weights.sum().backward()  # weights add up to 1, so that all there is comes from the auxiliary loss
     ours = moe.router.scores.weight.grad
     probabilities = moe.router.scores(moe.router.norm(x).flatten(0, 1)).softmax(-1)
-    share = moe.router(x).counts / 96
+    share = moe.router(x).counts.double() / 96
     loss = 0.25 * 8 * (share * probabilities.mean(0)).sum()
     (wanted,) = torch.autograd.grad(loss, moe.router.scores.weight)
     torch.testing.assert_close(ours, wanted, rtol=1e-9, atol=1e-12)
