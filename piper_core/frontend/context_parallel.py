@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from piper_core.errors import ConfigError
 from piper_core.frontend.mixture_plan import Routes
 from piper_core.frontend.ring_attention import ring_flash_attention
-from piper_core.frontend.sharding_plan import Layout, replace_forward
+from piper_core.frontend.sharding_plan import TensorGroup, replace_forward
 from piper_core.models.attention import Attention, LatentAttention
 from piper_core.models.moe import Router
 from piper_core.models.transformer import Embed, Transformer
@@ -72,7 +72,7 @@ def parallelize_context(model: Transformer, mesh: DeviceMesh, method: Method = "
             case Embed() if module.positions is not None:
                 replace_forward(module.positions, _positions(module.positions.forward, model, ranks))
             case Router():
-                Routes(Layout(mesh, sequence=True)).apply(module)
+                Routes(TensorGroup(mesh, sequence=True)).apply(module)
             case _:
                 pass
     return model

@@ -10,25 +10,25 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn import functional
 
-from piper_core.frontend.sharding_plan import Column, Layout, Style, divide, local, replace_forward
+from piper_core.frontend.sharding_plan import Column, Style, TensorGroup, divide, local, replace_forward
 from piper_core.models.grouped import grouped_linear
 from piper_core.models.moe import Experts, Routed
 from piper_core.models.transformer import Block
 
 
-def mixture_plan(block: Block, layout: Layout) -> dict[str, ParallelStyle]:
+def mixture_plan(block: Block, group: TensorGroup) -> dict[str, ParallelStyle]:
     """Return the styles of a block's experts, by name; none in a dense block."""
     if not hasattr(block, "moe"):
         return {}
     experts = block.moe.experts
-    plan: dict[str, ParallelStyle] = {"moe.router": Routes(layout), "moe.experts": Mixture(layout)}
+    plan: dict[str, ParallelStyle] = {"moe.router": Routes(group), "moe.experts": Mixture(group)}
     for name in ("gate", "up", "down"):
         if getattr(experts, name) is not None:
-            plan[f"moe.experts.{name}"] = Grouped(layout, 2 if name == "down" else 1)
+            plan[f"moe.experts.{name}"] = Grouped(group, 2 if name == "down" else 1)
     if experts.shared is not None:
         shared = ("gate", "up") if experts.shared.gate is not None else ("up",)
-        plan |= {f"moe.experts.shared.{name}": Column(layout) for name in shared}
-        plan["moe.experts.shared.down"] = PartialRow(layout)
+        plan |= {f"moe.experts.shared.{name}": Column(group) for name in shared}
+        plan["moe.experts.shared.down"] = PartialRow(group)
     return plan
 
 
@@ -36,13 +36,13 @@ class Routes(Style):
     """Router that sees a part of the tokens: the auxiliary loss is of all, each rank giving its tokens' gradients."""
 
     def apply(self, module: nn.Module) -> None:
-        layout = self.layout
+        group = self.group
 
         def share(counts: Tensor, dtype: torch.dtype) -> Tensor:
-            every = layout.leave(counts, whole=True)
-            return every.to(dtype) / (every.sum() * layout.mesh.size())
+            every = group.leave(counts, whole=True)
+            return every.to(dtype) / (every.sum() * group.mesh.size())
 
-        if layout.sequence:
+        if group.sequence:
             module.share = share  # type: ignore[assignment]  # a Router's method
 
 
@@ -50,8 +50,8 @@ class PartialRow(Style):
     """Linear layer divided by inputs whose partial sums stay partial; the first rank adds the bias."""
 
     def apply(self, module: nn.Module) -> None:
-        divide(module, "weight", self.layout.mesh, 1)
-        size = self.layout.mesh.size()
+        divide(module, "weight", self.group.mesh, 1)
+        size = self.group.mesh.size()
 
         def forward(self: Any, x: Tensor) -> Tensor:
             y: Tensor = functional.linear(x, local(self.weight))
@@ -63,15 +63,15 @@ class PartialRow(Style):
 class Grouped(Style):
     """Every expert's linear layer divided along ``dim`` of its weight (experts, out, in)."""
 
-    def __init__(self, layout: Layout, dim: int) -> None:
-        super().__init__(layout)
+    def __init__(self, group: TensorGroup, dim: int) -> None:
+        super().__init__(group)
         self.dim = dim
 
     def apply(self, module: nn.Module) -> None:
-        divide(module, "weight", self.layout.mesh, self.dim)
-        size = 1 if self.dim == 1 else self.layout.mesh.size()
+        divide(module, "weight", self.group.mesh, self.dim)
+        size = 1 if self.dim == 1 else self.group.mesh.size()
         if self.dim == 1:
-            divide(module, "bias", self.layout.mesh, 1)
+            divide(module, "bias", self.group.mesh, 1)
 
         def forward(self: Any, x: Tensor, counts: Tensor) -> Tensor:
             y: Tensor = grouped_linear(x, local(self.weight), counts)
@@ -90,40 +90,40 @@ class Mixture(Style):
     """
 
     def apply(self, module: nn.Module) -> None:
-        layout = self.layout
+        group = self.group
 
         def forward(self: Experts, x: Tensor, routed: Routed) -> Tensor:
-            return x + (_exchanged if layout.sequence else _reduced)(self, routed, layout)
+            return x + (_exchanged if group.sequence else _reduced)(self, routed, group)
 
         replace_forward(module, forward)
 
 
-def _reduced(experts: Experts, routed: Routed, layout: Layout) -> Tensor:
+def _reduced(experts: Experts, routed: Routed, group: TensorGroup) -> Tensor:
     """Return what experts add where every rank has every token."""
-    rows, weights = layout.enter(routed.rows), layout.enter(routed.weights)
+    rows, weights = group.enter(routed.rows), group.enter(routed.weights)
     out = experts.combine(experts.compute(rows, routed.counts), routed._replace(weights=weights))
     if experts.shared is not None:
-        out = out + experts.shared(layout.enter(routed.normed))
-    return layout.leave(out)
+        out = out + experts.shared(group.enter(routed.normed))
+    return group.leave(out)
 
 
-def _exchanged(experts: Experts, routed: Routed, layout: Layout) -> Tensor:
+def _exchanged(experts: Experts, routed: Routed, group: TensorGroup) -> Tensor:
     """Return what experts add to this rank's part of the sequence."""
-    size = layout.mesh.size()
-    along = Layout(layout.mesh, True)
+    size = group.mesh.size()
+    along = TensorGroup(group.mesh, True)
     rows = along.enter(routed.rows.unsqueeze(0)).squeeze(0)
-    counts = whole_counts(routed.counts, layout)
+    counts = whole_counts(routed.counts, group)
     expert = torch.arange(counts.shape[1], device=counts.device).repeat(size)
     order = expert.repeat_interleave(counts.flatten(), output_size=len(rows)).sort(stable=True).indices
     back = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device))
     y = experts.compute(rows.index_select(0, order), counts.sum(0)).index_select(0, back)
     out = experts.combine(along.leave(y.unsqueeze(0)).squeeze(0), routed)
     if experts.shared is not None:
-        out = out + layout.leave(experts.shared(layout.enter(routed.normed)))
+        out = out + group.leave(experts.shared(group.enter(routed.normed)))
     return out
 
 
-def whole_counts(counts: Tensor, layout: Layout) -> Tensor:
+def whole_counts(counts: Tensor, group: TensorGroup) -> Tensor:
     """Return every rank's counts, (ranks, experts)."""
-    spread = DTensor.from_local(counts.unsqueeze(0), layout.mesh, (Shard(0),), run_check=False)
+    spread = DTensor.from_local(counts.unsqueeze(0), group.mesh, (Shard(0),), run_check=False)
     return spread.redistribute(placements=(Replicate(),)).to_local()

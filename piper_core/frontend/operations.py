@@ -155,6 +155,8 @@ def traffic(node: Node) -> tuple[int, int]:
     """Return the bytes that a call reads and writes; a view moves none."""
     if is_view(node) or name(node) in ("detach", "empty", "new_empty", "empty_like"):
         return 0, 0
+    if getattr(node.target, "namespace", "") == "_c10d_functional":  # a collective is priced as one, not as a kernel
+        return 0, 0
     written = sum(map(nbytes, tensors(node)))
     sources = node.all_input_nodes
     if name(node) in _GATHERS and sources:

@@ -33,7 +33,7 @@ from piper_core.models.moe import Experts
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TensorGroup:
     """The ranks that divide a model, and whether they divide the sequence too where they do not divide weights."""
 
     mesh: DeviceMesh
@@ -75,8 +75,8 @@ def divide(module: nn.Module, name: str, mesh: DeviceMesh, dim: int) -> None:
 class Style(ParallelStyle):
     """A style of ours: ``_apply`` is what ``parallelize_module`` calls."""
 
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
+    def __init__(self, group: TensorGroup) -> None:
+        self.group = group
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         self.apply(module)
@@ -90,15 +90,15 @@ class Enter(Style):
     """What the module returns enters what is divided."""
 
     def apply(self, module: nn.Module) -> None:
-        module.register_forward_hook(lambda _module, _inputs, output: self.layout.enter(output))
+        module.register_forward_hook(lambda _module, _inputs, output: self.group.enter(output))
 
 
 class Column(Style):
     """Linear layer divided by outputs, which stay where they are."""
 
     def apply(self, module: nn.Module) -> None:
-        divide(module, "weight", self.layout.mesh, 0)
-        divide(module, "bias", self.layout.mesh, 0)
+        divide(module, "weight", self.group.mesh, 0)
+        divide(module, "bias", self.group.mesh, 0)
         replace_forward(module, _column)
 
 
@@ -106,11 +106,11 @@ class Row(Style):
     """Linear layer divided by inputs; partial sums leave, and the whole bias is added once."""
 
     def apply(self, module: nn.Module) -> None:
-        divide(module, "weight", self.layout.mesh, 1)
-        layout = self.layout
+        divide(module, "weight", self.group.mesh, 1)
+        group = self.group
 
         def forward(self: Any, x: Tensor) -> Tensor:
-            y = layout.leave(functional.linear(x, local(self.weight)))
+            y = group.leave(functional.linear(x, local(self.weight)))
             return y if self.bias is None else y + self.bias
 
         replace_forward(module, forward)
@@ -125,7 +125,7 @@ def replace_forward(module: nn.Module, forward: Callable[..., Any]) -> None:
     module.forward = MethodType(forward, module)
 
 
-def block_plan(block: nn.Module, layout: Layout) -> dict[str, ParallelStyle]:
+def block_plan(block: nn.Module, group: TensorGroup) -> dict[str, ParallelStyle]:
     """Return the styles of a block's attention and dense or shared feed-forward layers, by name."""
     plan: dict[str, ParallelStyle] = {}
     for name, module in block.named_modules():
@@ -134,24 +134,24 @@ def block_plan(block: nn.Module, layout: Layout) -> dict[str, ParallelStyle]:
             case LatentAttention():
                 column = ("q", "kv")
                 enter = ("q_norm", "kv_norm", "shared_key") if module.q_norm is not None else ("norm",)
-                found = _styles(layout, enter, column, ("o",))
+                found = _styles(group, enter, column, ("o",))
             case Attention():
-                found = _styles(layout, ("norm",), ("q", "k", "v"), ("o",))
+                found = _styles(group, ("norm",), ("q", "k", "v"), ("o",))
             case FeedForward() if hasattr(module, "norm"):
-                found = _styles(layout, ("norm",), ("gate", "up") if module.gate is not None else ("up",), ("down",))
+                found = _styles(group, ("norm",), ("gate", "up") if module.gate is not None else ("up",), ("down",))
         plan |= {f"{name}.{child}" if name else child: style for child, style in found.items()}
     return plan
 
 
 def _styles(
-    layout: Layout, enter: tuple[str, ...], column: tuple[str, ...], row: tuple[str, ...]
+    group: TensorGroup, enter: tuple[str, ...], column: tuple[str, ...], row: tuple[str, ...]
 ) -> dict[str, ParallelStyle]:
-    made: dict[str, ParallelStyle] = {name: Enter(layout) for name in enter}
-    made |= {name: Column(layout) for name in column}
-    return made | {name: Row(layout) for name in row}
+    made: dict[str, ParallelStyle] = {name: Enter(group) for name in enter}
+    made |= {name: Column(group) for name in column}
+    return made | {name: Row(group) for name in row}
 
 
-def summed_gradients(model: nn.Module, layout: Layout) -> frozenset[str]:
+def summed_gradients(model: nn.Module, group: TensorGroup) -> frozenset[str]:
     """Return the parameters that every rank holds whole but of whose gradient it computes a part, to be summed.
 
     Those are: under sequence parallelism all that are whole, since each rank sees its part of the tokens; norms of
@@ -173,6 +173,6 @@ def summed_gradients(model: nn.Module, layout: Layout) -> frozenset[str]:
                 if not isinstance(parameter, DTensor):
                     found.add(f"{prefix}.{name}.{each}" if prefix else f"{name}.{each}")
     for name, parameter in model.named_parameters():
-        if layout.sequence and not isinstance(parameter, DTensor):
+        if group.sequence and not isinstance(parameter, DTensor):
             found.add(name)
     return frozenset(found)

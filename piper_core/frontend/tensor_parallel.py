@@ -10,40 +10,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
-from piper_core.arch.contract import check_degree
-from piper_core.arch.record import Architecture
 from piper_core.errors import ConfigError
 from piper_core.frontend.capture import Joint, capture
 from piper_core.frontend.collectives import gathered_again
 from piper_core.frontend.mixture_plan import mixture_plan
-from piper_core.frontend.sharding_plan import Layout, block_plan
+from piper_core.frontend.sharding_plan import TensorGroup, block_plan
 from piper_core.frontend.vocabulary import divide_loss, embed_plan, head_plan
 from piper_core.models.transformer import Block, Embed, Head, Transformer
-from piper_core.names import ShardKind
-
-DEGREES = range(1, 9)
-"""A tensor group is at most a node of eight."""
 
 
-def check_tensor(architecture: Architecture, degree: int, seq_len: int, *, sequence: bool = False) -> None:
-    """Reject a degree that is not 1 to 8 or does not divide heads, key heads, widths, vocabulary (and sequence).
-
-    Raises:
-        ConfigError: with the degrees that would do.
-    """
-    if degree not in DEGREES:
-        raise ConfigError(f"tensor parallel degree must be {DEGREES[0]} to {DEGREES[-1]}, found {degree}")
-    check_degree(architecture, ShardKind.SEQUENCE if sequence else ShardKind.TENSOR, degree, seq_len)
-
-
-def parallelize(module: nn.Module, layout: Layout) -> nn.Module:
-    """Divide a model, or its embedding, a block or its head, over the ranks of ``layout``, in place.
+def parallelize(module: nn.Module, group: TensorGroup) -> nn.Module:
+    """Divide a model, or its embedding, a block or its head, over the ranks of ``group``, in place.
 
     Raises:
         ConfigError: a module of another kind, for which no plan is known.
@@ -54,22 +36,22 @@ def parallelize(module: nn.Module, layout: Layout) -> nn.Module:
         found: dict[str, ParallelStyle] = {}
         match part:
             case Embed():
-                found = embed_plan(part, layout)
+                found = embed_plan(part, group)
             case Block():
-                found = block_plan(part, layout) | mixture_plan(part, layout)
+                found = block_plan(part, group) | mixture_plan(part, group)
             case Head():
-                found = head_plan(layout)
+                found = head_plan(group)
                 heads.append(part)
             case _:
                 pass
         plan |= {f"{name}.{child}" if name else child: style for child, style in found.items()}
     if not plan:
         raise ConfigError(f"no tensor parallel plan is known for a {type(module).__name__}; use a built-in model")
-    parallelize_module(module, layout.mesh, plan)
+    parallelize_module(module, group.mesh, plan)
     if isinstance(module, Transformer) and module.architecture.tied:
         module.head.projection.weight = module.embed.tokens.weight
     for head in heads:
-        divide_loss(head, layout)
+        divide_loss(head, group)
     return module
 
 
@@ -92,7 +74,7 @@ def fake_mesh(degree: int) -> Iterator[DeviceMesh]:
 def capture_local(
     module: nn.Module,
     inputs: Sequence[Tensor],
-    layout: Layout,
+    group: TensorGroup,
     layers: dict[nn.Module, int] | None = None,
     *,
     regather: bool = True,
@@ -102,10 +84,4 @@ def capture_local(
     ``regather``: under sequence parallelism keep the rank's part of what was gathered, and gather it again in BW.
     """
     joint = capture(module, inputs, layers)
-    return gathered_again(joint) if layout.sequence and regather else joint
-
-
-def hidden_like(architecture: Architecture, batch: int, seq_len: int, layout: Layout, dtype: torch.dtype) -> Tensor:
-    """Return an empty hidden state as it lies outside divided layers, with a gradient."""
-    length = seq_len // layout.mesh.size() if layout.sequence else seq_len
-    return torch.empty(batch, length, architecture.hidden, dtype=dtype, requires_grad=True)
+    return gathered_again(joint) if group.sequence and regather else joint

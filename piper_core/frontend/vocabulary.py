@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn import functional
 
-from piper_core.frontend.sharding_plan import Column, Enter, Layout, Style, divide, local, replace_forward
+from piper_core.frontend.sharding_plan import Column, Enter, Style, TensorGroup, divide, local, replace_forward
 from piper_core.models.layers import widen
 from piper_core.models.transformer import Embed, Head
 
@@ -21,32 +21,32 @@ IGNORED = -100
 """The target that stands for none."""
 
 
-def embed_plan(embed: Embed, layout: Layout) -> dict[str, ParallelStyle]:
+def embed_plan(embed: Embed, group: TensorGroup) -> dict[str, ParallelStyle]:
     """Return the styles of an embedding, by name."""
-    plan: dict[str, ParallelStyle] = {"tokens": Table(layout)}
-    if embed.positions is not None and layout.sequence:
-        plan["positions"] = Positions(layout)
+    plan: dict[str, ParallelStyle] = {"tokens": Table(group)}
+    if embed.positions is not None and group.sequence:
+        plan["positions"] = Positions(group)
     return plan
 
 
-def head_plan(layout: Layout) -> dict[str, ParallelStyle]:
+def head_plan(group: TensorGroup) -> dict[str, ParallelStyle]:
     """Return the styles of a head, by name; its loss is set by :func:`divide_loss`."""
-    return {"norm": Enter(layout), "projection": Column(layout)}
+    return {"norm": Enter(group), "projection": Column(group)}
 
 
 class Table(Style):
     """Embedding divided by rows: each rank looks up the tokens that are its own, and the sum leaves."""
 
     def apply(self, module: nn.Module) -> None:
-        layout = self.layout
-        divide(module, "weight", layout.mesh, 0)
-        offset(module, layout, local(module.weight).shape[0])  # type: ignore[arg-type]  # a parameter
+        group = self.group
+        divide(module, "weight", group.mesh, 0)
+        offset(module, group, local(module.weight).shape[0])  # type: ignore[arg-type]  # a parameter
 
         def forward(self: Any, tokens: Tensor) -> Tensor:
             weight = local(self.weight)
             row, strange = _own(tokens, self.first, weight.shape[0])
             found = functional.embedding(row, weight).masked_fill(strange.unsqueeze(-1), 0.0)
-            return layout.leave(found)
+            return group.leave(found)
 
         replace_forward(module, forward)
 
@@ -55,45 +55,45 @@ class Positions(Style):
     """Learned positions of this rank's part of the sequence; the table is whole on every rank."""
 
     def apply(self, module: nn.Module) -> None:
-        layout = self.layout
-        offset(module, layout, 1)
+        group = self.group
+        offset(module, group, 1)
 
         def forward(self: Any, positions: Tensor) -> Tensor:
-            length = positions.shape[0] // layout.mesh.size()
+            length = positions.shape[0] // group.mesh.size()
             return functional.embedding(positions[:length] + self.first * length, self.weight)
 
         replace_forward(module, forward)
 
 
-def divide_loss(head: Head, layout: Layout) -> None:
+def divide_loss(head: Head, group: TensorGroup) -> None:
     """Let a head's loss take the rank's part of the logits."""
-    offset(head, layout, local(head.projection.weight).shape[0])
+    offset(head, group, local(head.projection.weight).shape[0])
 
     def loss(logits: Tensor, targets: Tensor) -> Tensor:
         first = head.first
         assert isinstance(first, Tensor)
-        return cross_entropy(widen(logits).flatten(0, 1), targets.flatten(), first, layout)
+        return cross_entropy(widen(logits).flatten(0, 1), targets.flatten(), first, group)
 
     head.loss = loss  # type: ignore[method-assign]  # that is what the method is for
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, first: Tensor, layout: Layout) -> Tensor:
+def cross_entropy(logits: Tensor, targets: Tensor, first: Tensor, group: TensorGroup) -> Tensor:
     """Return the mean cross-entropy of logits (n, part of the vocabulary that begins at ``first``), on every rank.
 
     Three numbers a token are reduced: the maximum, then the sum of exponentials and the target's logit together.
     """
-    most = layout.leave(logits.detach().amax(-1), "max", whole=True)
+    most = group.leave(logits.detach().amax(-1), "max", whole=True)
     shifted = logits - most.unsqueeze(-1)
     row, strange = _own(targets, first, logits.shape[1])
     picked = shifted.gather(1, row.unsqueeze(-1)).squeeze(-1).masked_fill(strange, 0.0)
-    total, target = layout.leave(torch.stack((shifted.exp().sum(-1), picked)), whole=True).unbind()
+    total, target = group.leave(torch.stack((shifted.exp().sum(-1), picked)), whole=True).unbind()
     counted = targets != IGNORED
     return (total.log() - target).masked_fill(~counted, 0.0).sum() / counted.sum()
 
 
-def offset(module: nn.Module, layout: Layout, size: int) -> None:
+def offset(module: nn.Module, group: TensorGroup, size: int) -> None:
     """Give a module the buffer ``first``: where the rank's part of what is ``size`` a rank begins."""
-    module.register_buffer("first", torch.tensor(layout.mesh.get_local_rank() * size), persistent=False)
+    module.register_buffer("first", torch.tensor(group.mesh.get_local_rank() * size), persistent=False)
 
 
 def _own(index: Tensor, first: Tensor, size: int) -> tuple[Tensor, Tensor]:

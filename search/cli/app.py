@@ -62,6 +62,8 @@ def parser() -> Parser:
                        help="a preset, a Hugging Face config.json or its folder, or file.py:function, "
                             "which returns (model, example inputs)")  # fmt: skip
     trace.add_argument("--tp", type=at_least_one, default=1, metavar="N", help="ranks of a tensor group (default: 1)")
+    trace.add_argument("--sequence-parallel", action="store_true",
+                       help="with --tp: divide the sequence too, where weights are whole")  # fmt: skip
     trace.add_argument("--micro-batch", type=at_least_one, metavar="N", help="sequences (default: 1)")
     trace.add_argument("--seq-len", dest="tokens", type=at_least_one, metavar="N",
                        help="tokens in a sequence (default: 4096, or what the model allows)")  # fmt: skip
@@ -101,7 +103,7 @@ def _trace(options: Namespace) -> int:
 
     return trace(
         options.traced, tp=options.tp, micro_batch=options.micro_batch, seq_len=options.tokens, dtype=options.dtype,
-        kernels=options.kernels, as_json=options.json,
+        kernels=options.kernels, as_json=options.json, sequence=options.sequence_parallel,
     )  # fmt: skip
 
 

@@ -10,14 +10,18 @@ _UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def trace(
-    model: str, *, tp: int, micro_batch: int | None, seq_len: int | None, dtype: str, kernels: Kernels, as_json: bool
+    model: str, *, tp: int, micro_batch: int | None, seq_len: int | None, dtype: str, kernels: Kernels, as_json: bool,
+    sequence: bool = False,
 ) -> int:
     """Print the table; return 0."""
-    made = trace_model(model, tp=tp, micro_batch=micro_batch, seq_len=seq_len, dtype=dtype, kernels=kernels)
+    made = trace_model(
+        model, tp=tp, sequence=sequence, micro_batch=micro_batch, seq_len=seq_len, dtype=dtype, kernels=kernels
+    )
     chunks = made.model()
     if as_json:
         console.print_json({
-            "model": made.name, "seq_len": made.seq_len, "micro_batch": made.micro_batch, "tp": tp, "kernels": kernels,
+            "model": made.name, "seq_len": made.seq_len, "micro_batch": made.micro_batch, "tp": tp,
+            "sequence_parallel": sequence, "kernels": kernels,
             "affine_in_micro_batch": made.affine, "layers": made.layers, "parameters": chunks.parameters,
             "active_parameters": chunks.active_parameters, "chunks": made.rows(),
         })  # fmt: skip
@@ -27,8 +31,9 @@ def trace(
     some = "" if active == chunks.parameters else f", {_short(active)} of them active"
     batch = "1 sequence" if made.micro_batch == 1 else f"{made.micro_batch} sequences"
     only = "" if made.affine else "; costs are not affine in the microbatch, and hold for this one alone"
+    part = "" if tp == 1 else f", one rank of {tp}"
     print(
-        f"{made.name}: {_short(chunks.parameters)} parameters{some}, {made.layers} layers; "
+        f"{made.name}{part}: {_short(chunks.parameters)} parameters{some}, {made.layers} layers; "
         f"{batch} of {made.seq_len:,} tokens{only}"
     )
     return 0

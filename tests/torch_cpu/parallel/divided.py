@@ -13,7 +13,7 @@ from piper_core.frontend.capture import Joint, fake
 from piper_core.frontend.collectives import bind
 from piper_core.frontend.cut import cut
 from piper_core.frontend.run import Step
-from piper_core.frontend.sharding_plan import Layout, summed_gradients
+from piper_core.frontend.sharding_plan import TensorGroup, summed_gradients
 from piper_core.frontend.tensor_parallel import capture_local, fake_mesh, parallelize
 from piper_core.models import build_model
 from tests.torch_cpu.parallel.models import BATCH, SEQ, batch, built, relative, worst
@@ -26,11 +26,11 @@ def captured(architectures: tuple[Architecture, ...], size: int) -> dict[tuple[s
     with fake_mesh(size) as mesh:
         for architecture in architectures:
             for sequence in (False, True):
-                layout = Layout(mesh, sequence)
+                group = TensorGroup(mesh, sequence)
                 with fake():
-                    model = parallelize(build_model(architecture, dtype=torch.float64, layers=1), layout)
+                    model = parallelize(build_model(architecture, dtype=torch.float64, layers=1), group)
                     tokens = torch.empty(BATCH, SEQ, dtype=torch.int64)
-                joint = capture_local(model, (tokens, tokens), layout)
+                joint = capture_local(model, (tokens, tokens), group)
                 found[architecture.name, sequence] = joint, mesh.get_group().group_name
     return found
 
@@ -58,11 +58,11 @@ def tensor_parallel(
         expected = whole(tokens, targets)
         expected.backward()
         for sequence in (False, True):
-            layout = Layout(mesh, sequence)
-            model = parallelize(built(architecture), layout)
+            group = TensorGroup(mesh, sequence)
+            model = parallelize(built(architecture), group)
             joint, name = graphs[architecture.name, sequence]
             bind(joint.module, {name: mesh.get_group().group_name})
-            summed = summed_gradients(model, layout)
+            summed = summed_gradients(model, group)
             for split in (False, True):
                 (loss,), gradients = Step(cut(joint), split_backward=split)(model, tokens, targets)
                 for name in summed:
