@@ -28,9 +28,10 @@ from search.row_parts import (
     peak_of,
     stages_of_row,
     strided,
+    sum_parameters,
 )
 from search.space import Configuration
-from search.stage_costs import PhaseSeconds, StageCosts
+from search.stage_costs import PhaseSeconds, StageCosts, mixed
 
 COMPUTE_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES = 2, 4, 12
 """Bytes a parameter: bf16 weight; fp32 accumulated gradient; fp32 master weight and two Adam moments."""
@@ -44,6 +45,7 @@ class Shape:
     """What all configurations that differ in schedule, ZeRO stage and order alone have in common."""
 
     counts: tuple[int, ...]
+    held: tuple[tuple[int, ...], ...]
     stages: tuple[PhaseSeconds, ...]
     numel: list[RowParameters]
     saved: list[float]
@@ -60,7 +62,6 @@ class Bounds:
 
     def __init__(self, costs: StageCosts, cost: CostModel, context_bytes: float) -> None:
         self.costs, self.cost, self.context_bytes = costs, cost, context_bytes
-        self.pieces = [costs.first, costs.layer, costs.last]
         self.numel = lru_cache(maxsize=None)(self._numel)
         self.saved = lru_cache(maxsize=None)(self._saved)
         self.ends = lru_cache(maxsize=None)(self._ends_numel)
@@ -70,19 +71,21 @@ class Bounds:
 
     # what a row holds ----------------------------------------------------------------------------------------------
 
-    def _numel(self, tp: int, ep: int) -> tuple[RowParameters, ...]:
-        """Return the parameters of (embedding, one layer, head) on one rank."""
-        return tuple(count_parameters(chunks, tp, ep) for chunks in self.pieces)
+    def _numel(self, tp: int, ep: int) -> tuple[RowParameters, list[RowParameters], RowParameters]:
+        """Return the parameters of (embedding, one layer of each kind, head) on one rank."""
+        first, last = (count_parameters(chunks, tp, ep) for chunks in (self.costs.first, self.costs.last))
+        return first, [count_parameters(kind, tp, ep) for kind in self.costs.kinds], last
 
-    def _saved(self, tp: int, sequence: bool, recompute: bool) -> tuple[float, ...]:
-        """Return the bytes that (embedding, one layer, head) keep of one sequence from F to the backward."""
+    def _saved(self, tp: int, sequence: bool, recompute: bool) -> tuple[float, list[float], float]:
+        """Return the bytes that (embedding, one layer of each kind, head) keep of a sequence from F to the backward."""
 
         def kept(chunks: list[Chunk], full: bool) -> float:
             held = chunks[:1] if full else chunks
             total = sum(((c.saved_full if full else c.saved) for c in held), Saved())
             return total.sharded / tp + total.replicated / (tp if sequence else 1)
 
-        return tuple(kept(chunks, recompute and i == 1) for i, chunks in enumerate(self.pieces))
+        layers = [kept(kind, recompute) for kind in self.costs.kinds]
+        return kept(self.costs.first, False), layers, kept(self.costs.last, False)
 
     def shape(self, config: Configuration) -> Shape:
         """Return what a configuration shares with others (kept)."""
@@ -93,18 +96,19 @@ class Bounds:
         if known is not None:
             return known
         counts, stages = self.costs.of(config)
-        embed, layer, head = self.numel(config.tp, config.ep)
-        numel = [RowParameters(layer.dense * n, layer.expert * n) for n in counts]
+        embed, layers, head = self.numel(config.tp, config.ep)
+        held = self.costs.composition(counts)
+        numel = [sum_parameters(layers, each) for each in held]
         numel[0] = numel[0] + embed
         numel[-1] = numel[-1] + head
         first, each, last = self.saved(config.tp, config.sequence_parallel, config.recompute == "full")
-        saved = [each * n for n in counts]
+        saved = [sum(size * n for size, n in zip(each, kinds, strict=True)) for kinds in held]
         saved[0] += first
         saved[-1] += last
         saved = [size * config.micro_batch for size in saved]
         mine = stages_of_row(layout, config.pp, config.virtual_stages)
-        least = [min(saved[s] for s in held) for held in mine]
-        shape = Shape(counts, stages, numel, saved, mine, least, self.costs.message_s(config))
+        least = [min(saved[s] for s in row) for row in mine]
+        shape = Shape(counts, held, stages, numel, saved, mine, least, self.costs.message_s(config))
         self._shapes[key] = shape
         return shape
 
@@ -225,7 +229,7 @@ class Bounds:
         rows = (row, config.pp - 1 - row) if both else (0,)
         found = {}
         for s in shape.mine[row]:
-            key = config.tp, config.ep, config.dp, config.zero, rows, shape.counts[s], s == 0, s == last
+            key = config.tp, config.ep, config.dp, config.zero, rows, shape.held[s], s == 0, s == last
             known = self._known_syncs.get(key)
             if known is None:
                 known = self._known_syncs[key] = self._stage_sync(config, shape, s, rows)
@@ -237,7 +241,7 @@ class Bounds:
         degrees = (config.dp, config.dp // config.ep) if zero else (1, 1)
         kind = Collective.REDUCE_SCATTER if zero else Collective.ALL_REDUCE
         width = COMPUTE_BYTES if zero >= 2 else GRADIENT_BYTES
-        held, first = shape.numel[s], self.ends(config.tp, config.ep)[0 if s == 0 else 1]
+        held, first = shape.numel[s], self.ends(config.tp, config.ep, False)[0 if s == 0 else 1]
         return StageSync(
             update=self.cost.update_s(held.over(*degrees) / (len(rows) if zero else 1)),
             reduce=self._sync(held, config, kind, width, rows),
@@ -329,7 +333,7 @@ class Bounds:
         follow one another.
         """
         tp, ep = config.tp, config.ep
-        embed, first, last, head = self.ends(tp, ep)
+        embed, first, last, head = self.ends(tp, ep, True)
         widest = self.widest(tp, ep)
 
         def rest(stage: int, outer: RowParameters) -> float:
@@ -348,13 +352,14 @@ class Bounds:
 
     def bucket_mib(self, tp: int, ep: int) -> int:
         """Return the bucket size that holds about one layer on a rank."""
-        return max(1, ceil(self.numel(tp, ep)[1].dense * COMPUTE_BYTES / MIB))
+        layer = self.numel(tp, ep)[1][self.costs.kind_of[-1]]
+        return max(1, ceil(layer.dense * COMPUTE_BYTES / MIB))
 
     def _widest(self, tp: int, ep: int) -> RowParameters:
         """Return the most elements that a bucket of each class may hold: its limit, or the largest parameter."""
         limit = self.bucket_mib(tp, ep) * MIB / COMPUTE_BYTES
         dense = expert = limit
-        for parameter in (p for chunks in self.pieces for chunk in chunks for p in chunk.parameters):
+        for parameter in (p for chunk in self.costs.model.chunks for p in chunk.parameters):
             share = parameter.numel / (tp if parameter.tensor else 1)
             if parameter.expert and ep > 1:
                 expert = max(expert, share / ep)
@@ -362,10 +367,19 @@ class Bounds:
                 dense = max(dense, share)
         return RowParameters(dense, expert)
 
-    def _ends_numel(self, tp: int, ep: int) -> tuple[RowParameters, ...]:
-        """Return the parameters of the first chunk, of the first and the last of a layer, and of the last chunk."""
-        outer = (self.costs.first[0], self.costs.layer[0], self.costs.layer[-1], self.costs.last[-1])
-        return tuple(count_parameters([chunk], tp, ep) for chunk in outer)
+    def _ends_numel(self, tp: int, ep: int, most: bool) -> tuple[RowParameters, ...]:
+        """Return the parameters of the first chunk, of the first and the last of a layer, and of the last chunk; of
+        several kinds of layer the most, or the least."""
+
+        def of(*chunks: Chunk) -> RowParameters:
+            found, pick = [count_parameters([chunk], tp, ep) for chunk in chunks], max if most else min
+            return RowParameters(pick(each.dense for each in found), pick(each.expert for each in found))
+
+        kinds = self.costs.kinds
+        return (
+            of(self.costs.first[0]), of(*(kind[0] for kind in kinds)), of(*(kind[-1] for kind in kinds)),
+            of(self.costs.last[-1]),
+        )  # fmt: skip
 
     # partial assignments -------------------------------------------------------------------------------------------
 
@@ -376,19 +390,17 @@ class Bounds:
         Seconds are the mean row's work. Bytes are its state under ZeRO-3: two copies of each stage, of which ZeRO-1
         shards the optimizer alone, take no less.
         """
-        embed, layer, head = self.costs.pieces(
+        embed, kinds, head = self.costs.pieces(
             part.tp, part.ep, part.dp, part.micro_batch, part.sequence_parallel, part.recompute == "full"
         )
-        whole = embed + layer.times(self.costs.model.layers) + head
+        (layers,) = self.costs.composition((self.costs.model.layers,))
+        whole = embed + mixed(kinds, layers) + head
         exchange = part.schedule not in OVERLAPPING
         compute = whole.forward(exchange=exchange) + min(_backward(whole, split, exchange) for split in (False, True))
         talk = _talk(whole, part)
         seconds = part.num_microbatches * max(compute, talk) / part.pp
-        held = [RowParameters(p.dense, p.expert) for p in self.numel(part.tp, part.ep)]
-        layers = self.costs.model.layers
-        dense = held[0].dense + layers * held[1].dense + held[2].dense
-        expert = held[0].expert + layers * held[1].expert + held[2].expert
-        least = RowParameters(dense, expert).over(part.dp, part.dp // part.ep)
+        first, each, last = self.numel(part.tp, part.ep)
+        least = (first + sum_parameters(each, layers) + last).over(part.dp, part.dp // part.ep)
         size = (COMPUTE_BYTES + GRADIENT_BYTES + OPTIMIZER_BYTES) * least / part.pp
         return seconds, size + self.context_bytes
 

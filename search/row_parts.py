@@ -63,6 +63,12 @@ def count_parameters(chunks: Sequence[Chunk], tp: int, ep: int) -> RowParameters
     return RowParameters(dense, expert)
 
 
+def sum_parameters(kinds: Sequence[RowParameters], counts: Sequence[int]) -> RowParameters:
+    """Return the parameters of some layers of each kind."""
+    pairs = list(zip(kinds, counts, strict=True))
+    return RowParameters(sum(p.dense * n for p, n in pairs), sum(p.expert * n for p, n in pairs))
+
+
 @cache
 def everyone(ranks: int) -> tuple[int, ...]:
     """Return all ranks."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heapify, heapreplace
+from itertools import accumulate, pairwise
 
 from piper_core.arch.chunk import Chunk, ModelChunks
 from piper_core.arch.contract import contract, payload_bytes
@@ -74,31 +75,41 @@ class StageCosts:
         layers = model.layers
         self.first = [c for c in model.chunks if c.layer < 0]
         self.last = [c for c in model.chunks if c.layer >= layers]
-        self.layer = [c for c in model.chunks if c.layer == 0]
+        self.kinds, self.kind_of = _layer_kinds(model)
+        self.composition = lru_cache(maxsize=None)(self._composition)
         self.pieces = lru_cache(maxsize=None)(self._pieces)
         self.outer = lru_cache(maxsize=None)(self._outer)
         self.layers_per_stage = lru_cache(maxsize=None)(self._layers_per_stage)
         self.stages = lru_cache(maxsize=100_000)(self._stages)
 
+    def _composition(self, counts: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        """Return, for each stage, how many layers of each kind it holds."""
+        ends = [0, *accumulate(counts)]
+        return tuple(tuple(self.kind_of[a:b].count(kind) for kind in range(len(self.kinds))) for a, b in pairwise(ends))
+
     def _pieces(
         self, tp: int, ep: int, dp: int, b: int, sequence: bool, recompute: bool
-    ) -> tuple[PhaseSeconds, PhaseSeconds, PhaseSeconds]:
-        """Return the costs of (embedding, one layer, head)."""
-        total = [PhaseSeconds(*[0.0] * 9)] * 3
-        for i, chunks in enumerate((self.first, self.layer, self.last)):
-            for chunk in chunks:
-                total[i] = total[i] + self._chunk(chunk, tp, ep, dp, b, sequence, recompute and i == 1)
-        return total[0], total[1], total[2]
+    ) -> tuple[PhaseSeconds, tuple[PhaseSeconds, ...], PhaseSeconds]:
+        """Return the costs of (embedding, one layer of each kind, head)."""
+
+        def total(chunks: list[Chunk], recompute: bool) -> PhaseSeconds:
+            costs = (self._chunk(chunk, tp, ep, dp, b, sequence, recompute) for chunk in chunks)
+            return sum(costs, PhaseSeconds(*[0.0] * 9))
+
+        return total(self.first, False), tuple(total(kind, recompute) for kind in self.kinds), total(self.last, False)
 
     def _outer(
         self, tp: int, ep: int, dp: int, b: int, sequence: bool
     ) -> tuple[PhaseSeconds, PhaseSeconds, PhaseSeconds]:
-        """Return the costs of (embedding, the first and the last chunk of a layer together, head)."""
-        embed, first, last, head = (
-            self._chunk(chunk, tp, ep, dp, b, sequence, False)
-            for chunk in (self.first[0], self.layer[0], self.layer[-1], self.last[-1])
-        )
-        return embed, first + last, head
+        """Return the costs of (embedding, the first and the last chunk of a layer together, head); of several kinds of
+        layer the most, field by field."""
+
+        def cost(chunk: Chunk) -> PhaseSeconds:
+            return self._chunk(chunk, tp, ep, dp, b, sequence, False)
+
+        ends = [cost(kind[0]) + cost(kind[-1]) for kind in self.kinds]
+        most = PhaseSeconds(*(max(getattr(end, name) for end in ends) for name in PhaseSeconds.__slots__))
+        return cost(self.first[0]), most, cost(self.last[-1])
 
     def _chunk(self, chunk: Chunk, tp: int, ep: int, dp: int, b: int, sequence: bool, recompute: bool) -> PhaseSeconds:
         expert = ep if chunk.region is Region.EXPERT else 1
@@ -146,11 +157,13 @@ class StageCosts:
         recompute: bool,
     ) -> tuple[tuple[int, ...], tuple[PhaseSeconds, ...]]:
         """Return layers per stage, and the costs of each stage."""
-        embed, layer, head = self.pieces(tp, ep, dp, b, sequence, recompute)
-        weights = tuple(piece.forward() + piece.backward() for piece in (embed, layer, head))
+        embed, kinds, head = self.pieces(tp, ep, dp, b, sequence, recompute)
+        mean = sum(kinds[kind].forward() + kinds[kind].backward() for kind in self.kind_of) / len(self.kind_of)
+        weights = embed.forward() + embed.backward(), mean, head.forward() + head.backward()
         counts = self.layers_per_stage(layout, pp, v, cuts, weights)
-        times = {n: layer.times(n) for n in set(counts)}
-        costs = [times[n] for n in counts]
+        held = self.composition(counts)
+        times = {each: mixed(kinds, each) for each in set(held)}
+        costs = [times[each] for each in held]
         costs[0] = costs[0] + embed
         costs[-1] = costs[-1] + head
         return counts, tuple(costs)
@@ -166,16 +179,41 @@ class StageCosts:
         """Return the seconds of the quickest message between neighbouring rows (0 without a pipeline)."""
         if config.pp == 1:
             return 0.0
-        size = self.layer[-1].output_bytes * config.micro_batch / (config.tp if config.sequence_parallel else 1)
+        size = self.kinds[0][-1].output_bytes * config.micro_batch / (config.tp if config.sequence_parallel else 1)
         row = config.dp * config.tp
         return self.cost.send_s(size, tuple(range(row)), tuple(range(row, 2 * row)))
+
+
+def mixed(kinds: Sequence[PhaseSeconds], counts: Sequence[int]) -> PhaseSeconds:
+    """Return the costs of some layers of each kind, one after the other."""
+    parts = (kind.times(n) for kind, n in zip(kinds, counts, strict=True))
+    return sum(parts, PhaseSeconds(*[0.0] * 9))
+
+
+def _layer_kinds(model: ModelChunks) -> tuple[list[list[Chunk]], tuple[int, ...]]:
+    """Return the chunks of one layer of each kind, and the kind of each layer."""
+    layers: list[list[Chunk]] = [[] for _ in range(model.layers)]
+    for chunk in model.chunks:
+        if 0 <= chunk.layer < model.layers:
+            layers[chunk.layer].append(chunk)
+    known: dict[tuple[object, ...], int] = {}
+    kinds: list[list[Chunk]] = []
+    kind_of = []
+    for chunks in layers:
+        key = tuple((c.region, c.numel, c.forward.flops, c.saved) for c in chunks)
+        if key not in known:
+            known[key] = len(kinds)
+            kinds.append(chunks)
+        kind_of.append(known[key])
+    return kinds, tuple(kind_of)
 
 
 def balanced_rows(layers: int, layout: Layout, pp: int, v: int, weights: Sequence[float]) -> tuple[int, ...]:
     """Return layers per stage such that the busiest row is as light as can be, at least one layer a stage.
 
-    Layers weigh the same, so giving each next layer to the row that it leaves lightest is exact; rows then
-    spread theirs over their stages, earlier stages no heavier where embedding and head allow.
+    Layers are taken to weigh the same (their mean where they differ), so giving each next layer to the row that it
+    leaves lightest is exact; rows then spread theirs over their stages, earlier stages no heavier where embedding
+    and head allow.
     """
     embed, layer, head = weights
     stages = pp if layout is Layout.BIDIRECTIONAL else pp * v

@@ -10,7 +10,14 @@ _UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def trace(
-    model: str, *, tp: int, micro_batch: int | None, seq_len: int | None, dtype: str, kernels: Kernels, as_json: bool,
+    model: str,
+    *,
+    tp: int,
+    micro_batch: int | None,
+    seq_len: int | None,
+    dtype: str,
+    kernels: Kernels,
+    as_json: bool,
     sequence: bool = False,
 ) -> int:
     """Print the table; return 0."""

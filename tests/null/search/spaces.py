@@ -19,6 +19,9 @@ MOE = Architecture("small-moe", 8, 512, 0, 8, 4, 64, 4096, experts=4, top_k=2, e
 SHARED = Architecture(
     "shared-moe", 12, 1024, 0, 8, 4, 128, 2048, experts=4, top_k=2, expert_ffn=1024, shared_ffn=512
 )  # fmt: skip
+MIXED = Architecture(
+    "mixed-moe", 9, 512, 2816, 8, 4, 64, 2048, experts=4, top_k=2, expert_ffn=256, shared_ffn=256, dense_layers=2
+)  # fmt: skip
 TIED_BIAS = Architecture(
     "tied-bias", 9, 512, 2048, 8, 8, 64, 8192, gated=False, bias=True, tied=True, learned_positions=512, norm="layer",
     max_seq=512,

@@ -11,7 +11,7 @@ import pytest
 from piper_core.arch.record import Architecture
 from piper_core.schedule.families import FAMILIES
 from search.space import Configuration
-from tests.null.search.spaces import DENSE, MOE, SHARED, TIED_BIAS, WIDE_HEAD, Case, case, grid_of, leaves
+from tests.null.search.spaces import DENSE, MIXED, MOE, SHARED, TIED_BIAS, WIDE_HEAD, Case, case, grid_of, leaves
 
 SLACK = 1 + 1e-9
 EACH = 48
@@ -21,6 +21,7 @@ CASES = [
     (WIDE_HEAD, "p4d", 16, 64, 256),
     (MOE, "p4d", 16, 64, 1024),
     (SHARED, "p4de", 8, 48, 512),
+    (MIXED, "p4de", 8, 48, 512),
     (TIED_BIAS, "p4de", 8, 24, 512),
 ]
 
