@@ -91,7 +91,7 @@ def fail(name: str, error: PiperError, *, as_json: bool = False, report: Mapping
     found = {"reason": error.reason, "context": error.context} if isinstance(error, PlanError) else {}
     try:
         if as_json:
-            print_json({"verified": False, **(report or {}), "error": str(error), **found})
+            print_json({**(report or {}), "error": str(error), **found})
         elif found:
             print(found["context"])
         _flush(sys.stdout)
@@ -116,6 +116,13 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         right = all(cell[:1].isdigit() for cell in cells)
         made.append([cell.rjust(width) if right else cell.ljust(width) for cell in (title, *cells)])
     return "\n".join("  ".join(line).rstrip() for line in zip(*made, strict=True))
+
+
+def plain(stream: TextIO | None) -> bool:
+    """Return whether a stream takes text alone, without colours, bold type or anything that moves: it is no terminal,
+    or the person wants none (NO_COLOR) or cannot have any (TERM=dumb)."""
+    unwanted = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+    return unwanted or stream is None or not stream.isatty()
 
 
 def _end(name: str, text: str, status: int) -> int:

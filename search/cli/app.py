@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from argparse import SUPPRESS, Namespace
+from argparse import SUPPRESS, Action, Namespace
 from pathlib import Path
+from typing import Any
 
 from piper_core.errors import ConfigError
 from profiler.console import Parser, at_least_one, duration_s
@@ -43,6 +44,7 @@ def parser() -> Parser:
         help="time to search (default: 12); Ctrl-C gives the best so far",
     )
     option("--json", action="store_true", help="print JSON")
+    option("--version", action=_Version, nargs=0, help="print the version")
     commands = made.add_subparsers(metavar="COMMAND", dest="command", title="other commands")
 
     def command(name: str, text: str, more: str = "") -> Parser:
@@ -75,6 +77,16 @@ def parser() -> Parser:
     text = "list the clusters; piper-profile clusters says where each number comes from"
     command("clusters", text).set_defaults(run=_clusters)
     return made
+
+
+class _Version(Action):
+    """Prints the version, which is looked up only then."""
+
+    def __call__(self, parser: Any, *_: Any) -> None:
+        from importlib.metadata import version
+
+        print(f"{parser.prog} {version('piper-search')}")
+        parser.exit()
 
 
 def _search(options: Namespace) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import sys
@@ -30,7 +29,7 @@ def show_grid(plan: Plan) -> str:
         return "\n".join(lines)
     width = shutil.get_terminal_size().columns
     text = "\n".join(line if len(line) <= width else line[: width - 4] + " ..." for line in lines)
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+    if console.plain(sys.stdout):
         return text
     return _COMPUTE.sub(lambda word: f"\x1b[{_COLOURS[word[1]]}m{word[0]}\x1b[0m", text)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from piper_core.errors import ConfigError, PiperError
 from piper_core.frontend.table import Kernels, Trace
 from piper_core.frontend.trace import trace_model
 from profiler import console
@@ -20,10 +21,19 @@ def trace(
     as_json: bool,
     sequence: bool = False,
 ) -> int:
-    """Print the table; return 0."""
-    made = trace_model(
-        model, tp=tp, sequence=sequence, micro_batch=micro_batch, seq_len=seq_len, dtype=dtype, kernels=kernels
-    )
+    """Print the table; return 0.
+
+    Raises:
+        ConfigError: torch is not installed, and what is asked for is not in the cache.
+    """
+    try:
+        made = trace_model(
+            model, tp=tp, sequence=sequence, micro_batch=micro_batch, seq_len=seq_len, dtype=dtype, kernels=kernels
+        )
+    except (ModuleNotFoundError, PiperError) as error:  # PiperError: of the process that traces a tensor group
+        if "No module named 'torch'" not in str(error) and getattr(error, "name", None) != "torch":
+            raise
+        raise ConfigError("trace needs torch: make setup installs it") from None
     chunks = made.model()
     if as_json:
         console.print_json({

@@ -6,7 +6,9 @@ import json
 import os
 import pty
 import re
+import sys
 from argparse import Namespace
+from pathlib import Path
 
 import pytest
 
@@ -50,7 +52,7 @@ def test_usage_errors(words: str, reason: str, as_json: bool, capsys: pytest.Cap
     assert err.count("\n") == 1
     assert reason in err
     if as_json:
-        assert json.loads(out) == {"verified": False, "error": err.removeprefix("piper-search: error: ")[:-1]}
+        assert json.loads(out) == {"error": err.removeprefix("piper-search: error: ")[:-1]}
     else:
         assert out == ""
 
@@ -69,6 +71,23 @@ def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     assert out.startswith("usage: piper-search")
     assert err == ""
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    out, err = capsys.readouterr()
+    assert re.fullmatch(r"piper-search \d+\.\d+\.\d+\n", out)
+    assert err == ""
+
+
+def test_trace_without_torch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is not in the cache needs torch; that it is missing is no fault of ours."""
+    monkeypatch.setenv("PIPER_CACHE", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main(["trace", "--model", "piper-1b"]) == 2
+    assert capsys.readouterr() == ("", "piper-search: error: trace needs torch: make setup installs it\n")
 
 
 def test_models(capsys: pytest.CaptureFixture[str]) -> None:
