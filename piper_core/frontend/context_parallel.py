@@ -10,7 +10,7 @@ torch's own context parallelism has no kernel for the CPU, where all of this is 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from piper_core.arch.contract import Method
 from piper_core.errors import ConfigError
 from piper_core.frontend.mixture_plan import Routes
 from piper_core.frontend.ring_attention import ring_flash_attention
@@ -26,8 +27,6 @@ from piper_core.frontend.sharding_plan import TensorGroup, replace_forward
 from piper_core.models.attention import Attention, LatentAttention
 from piper_core.models.moe import Router
 from piper_core.models.transformer import Embed, Transformer
-
-Method = Literal["ring", "all_to_all"]
 
 
 def zigzag(x: Tensor, rank: int, ranks: int, dim: int = 1) -> Tensor:

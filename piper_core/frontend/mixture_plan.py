@@ -99,12 +99,16 @@ class Mixture(Style):
 
 
 def _reduced(experts: Experts, routed: Routed, group: TensorGroup) -> Tensor:
-    """Return what experts add where every rank has every token."""
-    rows, weights = group.enter(routed.rows), group.enter(routed.weights)
+    """Return what experts add where every rank has every token.
+
+    Tokens enter, and are copied for their experts afterwards: the gradients of a token's copies are summed before ranks
+    sum theirs.
+    """
+    whole, weights = group.enter(routed.normed), group.enter(routed.weights)
+    order = _inverse(routed.places)
+    rows = whole.flatten(0, 1).index_select(0, order // weights.shape[1])
     out = experts.combine(experts.compute(rows, routed.counts), routed._replace(weights=weights))
-    if experts.shared is not None:
-        out = out + experts.shared(group.enter(routed.normed))
-    return group.leave(out)
+    return group.leave(out if experts.shared is None else out + experts.shared(whole))
 
 
 def _exchanged(experts: Experts, routed: Routed, group: TensorGroup) -> Tensor:
@@ -115,12 +119,16 @@ def _exchanged(experts: Experts, routed: Routed, group: TensorGroup) -> Tensor:
     counts = whole_counts(routed.counts, group)
     expert = torch.arange(counts.shape[1], device=counts.device).repeat(size)
     order = expert.repeat_interleave(counts.flatten(), output_size=len(rows)).sort(stable=True).indices
-    back = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device))
-    y = experts.compute(rows.index_select(0, order), counts.sum(0)).index_select(0, back)
+    y = experts.compute(rows.index_select(0, order), counts.sum(0)).index_select(0, _inverse(order))
     out = experts.combine(along.leave(y.unsqueeze(0)).squeeze(0), routed)
     if experts.shared is not None:
         out = out + group.leave(experts.shared(group.enter(routed.normed)))
     return out
+
+
+def _inverse(order: Tensor) -> Tensor:
+    """Return where each of 0, 1, ... lies in a permutation."""
+    return torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device))
 
 
 def whole_counts(counts: Tensor, group: TensorGroup) -> Tensor:

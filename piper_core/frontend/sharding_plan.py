@@ -151,8 +151,9 @@ def _styles(
     return made | {name: Row(group) for name in row}
 
 
-def summed_gradients(model: nn.Module, group: TensorGroup) -> frozenset[str]:
-    """Return the parameters that every rank holds whole but of whose gradient it computes a part, to be summed.
+def summed_gradients(model: nn.Module, group: TensorGroup) -> tuple[str, ...]:
+    """Return the parameters that every rank holds whole but of whose gradient it computes a part, to be summed; sorted,
+    since all ranks must sum in one order.
 
     Those are: under sequence parallelism all that are whole, since each rank sees its part of the tokens; norms of
     single heads, since each rank sees its own heads; latent projections that read what has entered; biases of experts,
@@ -175,4 +176,4 @@ def summed_gradients(model: nn.Module, group: TensorGroup) -> frozenset[str]:
     for name, parameter in model.named_parameters():
         if group.sequence and not isinstance(parameter, DTensor):
             found.add(name)
-    return frozenset(found)
+    return tuple(sorted(found))

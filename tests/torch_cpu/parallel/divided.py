@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from piper_core.arch.record import Architecture
@@ -16,11 +16,12 @@ from piper_core.frontend.run import Step
 from piper_core.frontend.sharding_plan import TensorGroup, summed_gradients
 from piper_core.frontend.tensor_parallel import capture_local, fake_mesh, parallelize
 from piper_core.models import build_model
-from tests.torch_cpu.parallel.models import BATCH, SEQ, batch, built, relative, worst
-from tests.torch_cpu.parallel.ranks import join
+from tests.torch_cpu.parallel.models import BATCH, SEQ, batch, built, places, relative, worst
+
+Graphs = dict[tuple[str, bool], tuple[Joint, str]]
 
 
-def captured(architectures: tuple[Architecture, ...], size: int) -> dict[tuple[str, bool], tuple[Joint, str]]:
+def captured(architectures: tuple[Architecture, ...], size: int) -> Graphs:
     """Return the local graphs of each model, tensor and sequence parallel, and the group that they name."""
     found = {}
     with fake_mesh(size) as mesh:
@@ -30,7 +31,7 @@ def captured(architectures: tuple[Architecture, ...], size: int) -> dict[tuple[s
                 with fake():
                     model = parallelize(build_model(architecture, dtype=torch.float64, layers=1), group)
                     tokens = torch.empty(BATCH, SEQ, dtype=torch.int64)
-                joint = capture_local(model, (tokens, tokens), group)
+                joint = capture_local(model, (tokens, tokens), group, places(model))
                 found[architecture.name, sequence] = joint, mesh.get_group().group_name
     return found
 
@@ -44,14 +45,10 @@ def part_of(whole: torch.nn.Parameter, divided: torch.Tensor, rank: int) -> torc
 
 
 def tensor_parallel(
-    rank: int, size: int, store: str, architectures: tuple[Architecture, ...]
+    architectures: tuple[Architecture, ...], graphs: Graphs, mesh: DeviceMesh
 ) -> dict[tuple[str, bool, bool], tuple[float, float]]:
     """Return the error of the loss and the greatest of any gradient, by (model, sequence, BI and BW apart)."""
-    torch.set_num_threads(1)
-    graphs = captured(architectures, size)
-    join(rank, size, store)
-    mesh = init_device_mesh("cpu", (size,))
-    errors = {}
+    rank, errors = mesh.get_local_rank(), {}
     for architecture in architectures:
         tokens, targets = batch(1)
         whole = built(architecture)
@@ -69,5 +66,4 @@ def tensor_parallel(
                     dist.all_reduce(gradients[name])
                 wanted = {full: part_of(p, model.get_parameter(full), rank) for full, p in whole.named_parameters()}
                 errors[architecture.name, sequence, split] = relative(loss, expected.detach()), worst(gradients, wanted)
-    dist.destroy_process_group()
     return errors

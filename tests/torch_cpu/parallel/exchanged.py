@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
+from piper_core.arch.contract import Method
 from piper_core.arch.record import Architecture
 from piper_core.frontend.capture import capture
 from piper_core.frontend.context_parallel import parallelize_context, zigzag
@@ -15,20 +16,18 @@ from piper_core.frontend.expert_parallel import is_divided, parallelize_experts,
 from piper_core.frontend.run import Step
 from piper_core.models import counting, set_loss_weight, update_balance
 from piper_core.models.transformer import Transformer
-from tests.torch_cpu.parallel.models import batch, built, relative, worst
-from tests.torch_cpu.parallel.ranks import join
+from tests.torch_cpu.parallel.models import batch, built, places, relative, worst
 
 
 def expert_parallel(
-    rank: int, size: int, store: str, cases: tuple[tuple[Architecture, str], ...]
+    cases: tuple[tuple[Architecture, str], ...], mesh: DeviceMesh
 ) -> dict[tuple[str, str], tuple[float, float, list[int], float]]:
     """Return, by (model, routing), the errors of loss and gradients, copies by expert, the error of balance biases.
 
     Every rank has a slice of its own; one process runs the slices in turn. ``tied`` routing gives all copies to the
     first experts, ``one`` all copies to the last expert of all.
     """
-    join(rank, size, store)
-    found = {}
+    rank, size, found = mesh.get_local_rank(), mesh.size(), {}
     for architecture, routing in cases:
         whole, model = _routed(architecture, routing), _routed(architecture, routing)
         for each in (whole, model):
@@ -59,7 +58,6 @@ def expert_parallel(
             counts[0].tolist(),
             max(biases, default=0.0),
         )
-    dist.destroy_process_group()
     return found
 
 
@@ -75,12 +73,10 @@ def _routed(architecture: Architecture, routing: str) -> Transformer:
 
 
 def context_parallel(
-    rank: int, size: int, store: str, cases: tuple[tuple[Architecture, str], ...]
+    cases: tuple[tuple[Architecture, Method], ...], mesh: DeviceMesh
 ) -> dict[tuple[str, str, str], tuple[float, float]]:
     """Return the error of the loss and the greatest of any gradient, by (model, method, eager or graphs)."""
-    join(rank, size, store)
-    mesh = init_device_mesh("cpu", (size,))
-    found = {}
+    rank, size, found = mesh.get_local_rank(), mesh.size(), {}
     for architecture, method in cases:
         tokens, targets = batch(1)
         whole = built(architecture)
@@ -95,7 +91,7 @@ def context_parallel(
                 (loss * share).backward()
                 gradients = _gradients(model)
             else:
-                step = Step(cut(capture(model, mine)), split_backward=True)
+                step = Step(cut(capture(model, mine, places(model))), split_backward=True)
                 (loss,), gradients = step(model, *mine, tangents=[share])
             total = loss.detach() * share
             dist.all_reduce(total)
@@ -104,7 +100,6 @@ def context_parallel(
             found[architecture.name, method, how] = (
                 relative(total, expected.detach()), worst(gradients, _gradients(whole))
             )  # fmt: skip
-    dist.destroy_process_group()
     return found
 
 

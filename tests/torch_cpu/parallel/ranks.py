@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from piper_core.frontend.apart import apart
 
 TIMEOUT_S = 300.0
+"""Far above what a busy machine needs; a rank that waits for a dead one gives up sooner."""
 
 
 def on_ranks(function: Callable[..., Any], size: int, folder: Path, *args: object) -> list[Any]:
@@ -22,13 +22,3 @@ def on_ranks(function: Callable[..., Any], size: int, folder: Path, *args: objec
     if errors:
         raise errors[0]
     return [call.result() for call in calls]
-
-
-def join(rank: int, size: int, store: str) -> None:
-    """Make the gloo group of all ranks the default of this process."""
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size,
-                            timeout=timedelta(seconds=60))  # fmt: skip

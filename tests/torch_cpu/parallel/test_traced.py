@@ -1,0 +1,102 @@
+"""Traced collectives equal the shard contract; products are divided evenly; degrees are checked."""
+
+from __future__ import annotations
+
+import pytest
+
+from piper_core.arch import preset
+from piper_core.errors import ConfigError
+from piper_core.frontend.apart import apart
+from piper_core.frontend.cache import Cache
+from piper_core.frontend.degrees import check_tensor
+from piper_core.frontend.trace import trace_model
+from piper_core.names import Phase, Region
+from tests.torch_cpu.parallel.models import BATCH, GPT, LATENT, LLAMA, MIXTURE, SEQ
+from tests.torch_cpu.parallel.traced import Row, all_rows, total, whole_rows
+
+DIVIDED = {2: (LLAMA, GPT, MIXTURE, LATENT), 4: (LLAMA,)}
+KINDS = ("tensor", "sequence")
+
+
+@pytest.fixture(scope="module")
+def every() -> list[Row]:
+    return apart(all_rows, DIVIDED, MIXTURE, LLAMA, timeout_s=300)
+
+
+@pytest.fixture(scope="module")
+def rows(every: list[Row]) -> list[Row]:
+    return [row for row in every if row.kind in KINDS]
+
+
+def test_dense_regions_have_exactly_the_contract_s_collectives(rows: list[Row]) -> None:
+    dense = [row for row in rows if row.model in (LLAMA.name, GPT.name) and row.region is not Region.HEAD]
+    assert len(dense) == 3 * 2 * 3 * 4  # models, kinds, regions, phases
+    for row in dense:
+        assert row.found == row.expected, row
+
+
+def test_the_loss_reduces_as_much_as_the_contract_says(rows: list[Row]) -> None:
+    heads = [row for row in rows if row.region is Region.HEAD]
+    for row in heads:
+        assert total(row.found) == total(row.expected), row
+        assert row.phase is Phase.F or row.found == row.expected
+
+
+def test_latents_enter_one_by_one(rows: list[Row]) -> None:
+    """Two latents and the shared key are three collectives where the contract has one; BW does not read the key."""
+    latent = [row for row in rows if row.model == LATENT.name and row.region is Region.ATTENTION]
+    for row in latent:
+        unread = 2 * BATCH * SEQ * LATENT.rope_dim
+        expected = total(row.expected)
+        if row.kind == "sequence" and row.phase in (Phase.B, Phase.BW):
+            expected["ALL_GATHER", "SEQUENCE"] -= unread
+        assert total(row.found) == expected, row
+
+
+def test_experts_divided_by_width(rows: list[Row]) -> None:
+    """As the contract, and beside it under ``tensor`` the gradients of the weights of a token's experts."""
+    for row in (row for row in rows if row.model == MIXTURE.name and row.region is Region.EXPERT):
+        expected = total(row.expected)
+        if row.kind == "tensor" and row.phase in (Phase.B, Phase.BI):
+            expected["ALL_REDUCE", "TENSOR"] += 2 * BATCH * SEQ * MIXTURE.top_k
+        assert total(row.found) == expected, row
+    assert all(not row.found for row in rows if row.region is Region.ROUTER)
+
+
+def test_products_are_divided_evenly(rows: list[Row]) -> None:
+    whole = {(row.model, row.region, row.phase): row.product_flops for row in whole_rows((LLAMA, GPT))}
+    assert any(whole.values())
+    for row in rows:
+        if row.model in (LLAMA.name, GPT.name):
+            assert row.product_flops * row.degree == whole[row.model, row.region, row.phase], row
+
+
+def test_expert_and_context_exchanges_equal_the_contract(every: list[Row]) -> None:
+    exchanged = [row for row in every if row.kind not in KINDS]
+    assert {row.kind for row in exchanged} == {"expert", "context.ring", "context.all_to_all"}
+    assert sum(bool(row.found) for row in exchanged) == 3 * 3  # F, B and BI of one region each
+    for row in exchanged:
+        assert total(row.found) == total(row.expected), row
+
+
+def test_trace_of_one_rank() -> None:
+    whole = trace_model(LLAMA, seq_len=64, cache=Cache(None))
+    part = trace_model(LLAMA, seq_len=64, tp=2, sequence=True, cache=Cache(None))
+    assert [row["id"] for row in part.rows()] == [row["id"] for row in whole.rows()]
+    for one, half in zip(whole.rows(), part.rows(), strict=True):
+        assert half["flops"] * 2 == one["flops"]
+        if one["region"] in ("attention", "mlp"):  # activations are divided, whole weights are few
+            assert half["saved_bytes"] * 2 == one["saved_bytes"]
+            assert 0.5 <= half["parameter_bytes"] / one["parameter_bytes"] < 0.51
+
+
+@pytest.mark.parametrize(("degree", "sequence", "seq_len"), [(3, False, 4096), (16, False, 4096), (8, True, 4092)])
+def test_degrees_that_do_not_divide_are_refused(degree: int, sequence: bool, seq_len: int) -> None:
+    with pytest.raises(ConfigError) as error:
+        check_tensor(preset("llama9b"), degree, seq_len, sequence=sequence)
+    assert "\n" not in str(error.value)
+
+
+def test_degrees_that_divide_are_accepted() -> None:
+    for degree in (1, 2, 4, 8):
+        check_tensor(preset("llama9b"), degree, 4096, sequence=True)
