@@ -6,12 +6,12 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
 from multiprocessing import get_context
-from typing import Any
+from typing import Any, TypeAlias
 
 from piper_core.arch.closed_form import model_chunks
 from piper_core.arch.record import Architecture
@@ -26,7 +26,7 @@ from search.candidate import Score
 from search.cost.roofline import RooflineCost
 from search.evaluate import evaluate
 from search.generators.base import Generator
-from search.generators.best_first import TIME, BestFirst
+from search.generators.best_first import ROUNDING, TIME, BestFirst
 from search.generators.recipe import program_of
 from search.space import Configuration, Space, why_empty
 from search.stage_costs import StageCosts
@@ -35,7 +35,8 @@ BATCH = 8
 """Configurations evaluated between two decisions, whatever the number of workers."""
 MIB, GIB = 1 << 20, 1 << 30
 PATIENCE = 5
-"""How many times its budget a search goes on for while nothing that fits has been found."""
+"""How many times its budget a search goes on for while nothing that fits has been found. The first batch is never cut
+short before that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,8 @@ class Candidate:
 @dataclass(slots=True)
 class Result:
     """What a search found. ``candidates`` fit, best first; ``close`` counts those too close to call. ``proof_gap`` is
-    how much quicker than the best, as a fraction, anything that was not evaluated could be under the same costs."""
+    how much quicker than the best, as a fraction, anything that was not evaluated could be under the same costs;
+    ``least_left_s`` is a step time that nothing of that kind beats."""
 
     candidates: list[Candidate] = field(default_factory=list)
     size: int = 0
@@ -65,12 +67,18 @@ class Result:
     too_big: int = 0
     close: int = 0
     proof_gap: float = inf
+    least_left_s: float = inf
     wall_s: float = 0.0
     stopped: str = ""
 
     @property
     def best(self) -> Candidate:
         return self.candidates[0]
+
+    @property
+    def proved(self) -> int:
+        """How many of the candidates, from the first, nothing that was not evaluated can beat."""
+        return sum(each.score.step_time_s <= self.least_left_s * ROUNDING for each in self.candidates)
 
 
 class Problem:
@@ -121,8 +129,9 @@ def search(
 ) -> Result:
     """Search the space for the ``top`` strategies with the least step time that fit in memory.
 
-    Ends when nothing left can be among them, after ``budget_s`` (between two batches), or at Ctrl-C, and returns
-    the best so far in each case.
+    Ends when nothing left can be among them, after ``budget_s``, or at Ctrl-C, and returns the best so far in each
+    case. What is being evaluated when the budget ends is dropped, and counts as not reached; while nothing that fits
+    has been found, the budget is ``PATIENCE`` times as long.
 
     Raises:
         InfeasibleError: no configuration is legal, or none fits; the text says what is short by how much.
@@ -137,16 +146,24 @@ def search(
     seen: dict[Configuration, Candidate] = {}
     tightest: tuple[float, Candidate | None] = (inf, None)
     floor = inf  # what an interrupt in mid-expansion may lose from the generator
+
+    def deadline_s() -> float:
+        tried = result.simulated or result.rejected
+        return start + budget_s * (1 if seen else PATIENCE) if seen or tried else inf
+
     with _evaluator(problem, workers) as run:
         try:
-            while True:
+            while not result.stopped:
                 floor = generator.bound()
                 threshold = result.candidates[top - 1].score.step_time_s if len(result.candidates) >= top else inf
-                batch = generator.ask(BATCH, threshold)
-                if not batch:
-                    result.stopped = "proved"
+                batch = generator.ask(BATCH, threshold, deadline_s())
+                if generator.expired or not batch:
+                    result.stopped = "budget" if generator.expired else "proved"
                     break
-                for config, outcome in zip(batch, run(batch), strict=True):
+                for config, outcome in zip(batch, run(batch, deadline_s), strict=True):
+                    if outcome is None:
+                        result.stopped = "budget"
+                        break
                     generator.tell(config, outcome.step_time_s if isinstance(outcome, Score) else None)
                     if not isinstance(outcome, Score):
                         result.rejected += 1
@@ -164,10 +181,8 @@ def search(
                 if progress is not None:
                     result.wall_s = time.perf_counter() - start
                     progress(result, generator)
-                spent = time.perf_counter() - start
-                if spent > budget_s and (result.candidates or spent > PATIENCE * budget_s):
+                if time.perf_counter() > deadline_s():
                     result.stopped = "budget"
-                    break
         except KeyboardInterrupt:
             result.stopped = "interrupted"
     _finish(result, generator, start, floor if result.stopped == "interrupted" else inf)
@@ -189,7 +204,8 @@ def _finish(result: Result, generator: BestFirst, start: float, floor: float) ->
         result.pruned[TIME if result.stopped == "proved" else "not reached"] = result.size - counted
     if result.candidates:
         best = result.best.score.step_time_s
-        result.proof_gap = max(0.0, (best - min(best, floor, generator.bound())) / best)
+        result.least_left_s = min(floor, generator.bound())
+        result.proof_gap = max(0.0, (best - min(best, result.least_left_s)) / best)
     result.wall_s = time.perf_counter() - start
 
 
@@ -243,22 +259,51 @@ def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+_Outcomes: TypeAlias = Iterator[Score | str | None]
+_Run: TypeAlias = Callable[[Sequence[Configuration], Callable[[], float]], _Outcomes]
+
+
 @contextmanager
-def _evaluator(
-    problem: Problem, workers: int | None
-) -> Iterator[Callable[[Sequence[Configuration]], list[Score | str]]]:
-    """Yield a function that scores a batch in order, on ``workers`` forked processes (in this one where that is 1)."""
+def _evaluator(problem: Problem, workers: int | None) -> Iterator[_Run]:
+    """Yield a function that scores a batch in order, on ``workers`` forked processes (in this one where that is 1).
+
+    Once the clock passes the deadline, which may change on the way, what is left of the batch comes back as None. An
+    evaluation in this process is not cut short.
+    """
     global _PROBLEM
     _PROBLEM = problem
     count = workers or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else workers or 1
+
+    def left(deadline_s: Callable[[], float]) -> float:
+        return deadline_s() - time.perf_counter()
+
+    def here(batch: Sequence[Configuration], deadline_s: Callable[[], float]) -> _Outcomes:
+        for config in batch:
+            yield _score(config) if left(deadline_s) > 0 else None
+
     if count <= 1:
-        yield lambda batch: [_score(config) for config in batch]
+        yield here
         return
     pool = ProcessPoolExecutor(count, mp_context=get_context("fork"), initializer=_ignore_interrupts)
+    running: list[Future[Score | str]] = []
+
+    def apart(batch: Sequence[Configuration], deadline_s: Callable[[], float]) -> _Outcomes:
+        running[:] = [pool.submit(_score, config) for config in batch]
+        for future in running:
+            seconds = left(deadline_s)
+            try:
+                yield future.result(None if seconds == inf else max(0.0, seconds))
+            except TimeoutError:
+                yield None
+
     try:
-        yield lambda batch: list(pool.map(_score, batch))
+        yield apart
     finally:
+        processes = list((pool._processes or {}).values())
         pool.shutdown(wait=False, cancel_futures=True)
+        if not all(future.done() for future in running):  # nobody waits for what is still being evaluated
+            for process in processes:
+                process.terminate()
 
 
 def to_data(result: Result, seed: int) -> dict[str, Any]:
@@ -270,6 +315,7 @@ def to_data(result: Result, seed: int) -> dict[str, Any]:
         "pareto": [rows[i]["id"] for i in pareto(result.candidates)],
         "space": {"size": result.size, "pruned": result.pruned, "simulated": result.simulated},
         "proof_gap": result.proof_gap,
+        "proved": result.proved,
         "stopped": result.stopped,
         "wall_s": result.wall_s,
         "seed": seed,

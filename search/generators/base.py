@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Protocol
 
 from search.space import Configuration
@@ -16,9 +17,12 @@ class Generator(Protocol):
     name: str
     pruned: dict[str, int]
     """Configurations that were never built, by reason."""
+    expired: bool
+    """Whether the last call of :meth:`ask` stopped at its deadline: there may be more than it returned."""
 
-    def ask(self, n: int, threshold_s: float) -> list[Configuration]:
-        """Return up to ``n`` configurations that may take ``threshold_s`` or less; none when there are no more."""
+    def ask(self, n: int, threshold_s: float, deadline_s: float = inf) -> list[Configuration]:
+        """Return up to ``n`` configurations that may take ``threshold_s`` or less; none when there are no more, or when
+        the clock (``time.perf_counter``) passes ``deadline_s`` first."""
         ...
 
     def tell(self, config: Configuration, step_time_s: float | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from itertools import product
@@ -35,6 +36,7 @@ class BestFirst:
     def __init__(self, space: Space, bounds: Bounds, capacity_bytes: float) -> None:
         self.space, self.bounds, self.capacity = space, bounds, capacity_bytes
         self.size = 0
+        self.expired = False
         self.pruned: dict[str, int] = dict.fromkeys((STATE, ACTIVATIONS, ORDER, SAME), 0)
         self.partials = self.bounded = self.asked = 0
         self.nearest: tuple[float, Configuration | None] = (inf, None)
@@ -118,10 +120,14 @@ class BestFirst:
         if need < self.nearest[0]:
             self.nearest = (need, config)
 
-    def ask(self, n: int, threshold_s: float) -> list[Configuration]:
-        """Return up to ``n`` configurations that may take ``threshold_s`` or less."""
+    def ask(self, n: int, threshold_s: float, deadline_s: float = inf) -> list[Configuration]:
+        """Return up to ``n`` configurations that may take ``threshold_s`` or less; fewer at the deadline."""
         batch: list[Configuration] = []
+        self.expired = False
         while self._heap and len(batch) < n and self._heap[0][0] <= threshold_s * ROUNDING:
+            if time.perf_counter() > deadline_s:
+                self.expired = True
+                break
             bound, level, config = heappop(self._heap)
             if level == _PARTIAL:
                 self._expand(config)

@@ -221,11 +221,11 @@ from search.generators.best_first import BestFirst
 after, sent = int(sys.argv.pop(1)), []
 ask = BestFirst.ask
 
-def ask_and_stop(self, n, threshold_s):
+def ask_and_stop(self, *arguments):
     if self.asked >= after and not sent:
         sent.append(True)
         os.killpg(0, signal.SIGINT)  # as a terminal does: the workers get it too
-    return ask(self, n, threshold_s)
+    return ask(self, *arguments)
 
 BestFirst.ask = ask_and_stop
 sys.exit(main())

@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, pairwise
+from math import inf
 
 import pytest
 
 from piper_core.arch.record import Architecture
 from piper_core.errors import InfeasibleError
+from search.candidate import Score
 from search.engine import Candidate, Result, pareto, search, to_data
 from search.generators.base import Generator
 from search.generators.best_first import BestFirst
+from search.space import Configuration
 from tests.null.search.spaces import DENSE, MOE, WIDE_HEAD, Case, best_by_listing, case, leaves
 
 TOP = 10
@@ -99,6 +103,53 @@ def test_a_budget_ends_between_batches_and_says_what_was_not_reached() -> None:
     assert whole.best.score.step_time_s >= best * (1 - found.proof_gap) * (1 - 1e-9)
 
 
+def test_a_deadline_is_no_proof() -> None:
+    """What an expired ``ask`` returns is part of a batch, perhaps none of it, and everything else is still there."""
+    it = small()
+    whole = BestFirst(it.space, it.problem.bounds, inf)
+    cut = BestFirst(it.space, it.problem.bounds, inf)
+    expected = [config for _ in range(4) for config in whole.ask(8, inf)]
+    assert not whole.expired
+    assert cut.ask(8, inf, 0.0) == []
+    assert cut.expired
+    assert cut.bound() <= whole.bound()
+    assert [config for _ in range(4) for config in cut.ask(8, inf)] == expected
+    assert not cut.expired
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_budget_cuts_a_batch_short(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation that would outlast the budget is dropped, and nothing is called proved for it."""
+    it = small()
+    (first,) = BestFirst(it.space, it.problem.bounds, inf).ask(1, inf)
+    score = it.problem.score
+
+    def slow(config: Configuration) -> Score:
+        if config != first:
+            time.sleep(0.6 if workers == 1 else 600)
+        return score(config)
+
+    monkeypatch.setattr(it.problem, "score", slow)
+    start = time.perf_counter()
+    found = run(it, budget_s=0.4, workers=workers)
+    assert time.perf_counter() - start < 60
+    assert found.stopped == "budget"
+    assert found.simulated <= 2
+    assert found.best.config == first or workers == 1
+    assert found.pruned["not reached"] > 0
+    assert found.least_left_s <= run(small()).candidates[2].score.step_time_s
+    assert sum(found.pruned.values()) + len(found.candidates) == found.size
+
+
+def test_what_is_proved() -> None:
+    """All rows at the end; before that, those that nothing left can beat."""
+    found = run(small())
+    assert found.proved >= TOP
+    part = replace(found, least_left_s=found.candidates[2].score.step_time_s)
+    assert part.proved == sum(c.score.step_time_s <= part.least_left_s for c in found.candidates)
+    assert replace(found, least_left_s=0.0).proved == 0
+
+
 def test_an_interrupt_gives_the_best_so_far() -> None:
     it = case(DENSE, "p4de", 16, 64, 2048)
 
@@ -115,7 +166,7 @@ def test_an_interrupt_gives_the_best_so_far() -> None:
 
 
 def test_an_interrupt_before_anything_fits_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(self: BestFirst, n: int, threshold_s: float) -> list[object]:
+    def stop(self: BestFirst, *_: float) -> list[object]:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(BestFirst, "ask", stop)
