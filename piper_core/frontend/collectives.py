@@ -38,11 +38,6 @@ class Traced:
     nbytes: int
 
 
-def is_collective(node: Node) -> bool:
-    """Say whether a node is a functional collective or the wait for one."""
-    return getattr(node.target, "namespace", "") == "_c10d_functional"
-
-
 def kind_of(node: Node) -> Collective:
     """Return the kind of collective that a node starts (NONE: it starts none)."""
     name = _name(node) if getattr(node.target, "namespace", "") in ("_c10d_functional", "piper_core") else ""
@@ -79,6 +74,17 @@ def _round(node: Node) -> int:
 
 def _nbytes(tensor: torch.Tensor) -> int:
     return prod(tensor.shape) * tensor.element_size()
+
+
+def settled(joint: Joint, *, regather: bool = False) -> Joint:
+    """Return the joint graph of one rank, changed so that waiting is a view, as at run time: it makes no new tensor.
+
+    ``regather``: see :func:`gathered_again`.
+    """
+    for node in joint.nodes:
+        if _name(node) == "wait_tensor" and kind_of(node.all_input_nodes[0]) is not Collective.NONE:
+            node.all_input_nodes[0].meta["val"] = node.meta["val"]
+    return gathered_again(joint) if regather else joint
 
 
 def gathered_again(joint: Joint) -> Joint:

@@ -115,9 +115,14 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tup
 
     Relies on the CPU's flash kernel, which takes fewer key heads than query heads; elsewhere scores are written out.
     """
-    if q.device.type == "cpu":
-        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
-        return out, lse
+    if q.device.type != "cpu":
+        return written_forward(q, k, v, causal, scale)
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
+    return out, lse
+
+
+def written_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """Return the same from scores that are written out, on any device."""
     scores, values = _scores(q, k, causal, scale), _spread(v, q)
     lse = scores.logsumexp(-1)
     return (scores - lse.unsqueeze(-1)).exp() @ values.to(scores.dtype), lse
@@ -127,10 +132,17 @@ def _backward(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return one block's part of the gradients, with output and log-sum-exp of all blocks together."""
-    if q.device.type == "cpu":
-        call = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        dq, dk, dv = call(gradient.contiguous(), q, k, v, out, lse.contiguous(), 0.0, causal, scale=scale)
-        return dq, dk, dv
+    if q.device.type != "cpu":
+        return written_backward(gradient, q, k, v, out, lse, causal, scale)
+    call = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    dq, dk, dv = call(gradient.contiguous(), q, k, v, out, lse.contiguous(), 0.0, causal, scale=scale)
+    return dq, dk, dv
+
+
+def written_backward(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the same from scores that are written out."""
     scores = _scores(q, k, causal, scale)
     weights, high = (scores - lse.unsqueeze(-1)).exp(), gradient.to(scores.dtype)
     inner = (high * out).sum(-1, keepdim=True)

@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from piper_core.errors import ConfigError
 from piper_core.frontend.capture import Joint, capture
-from piper_core.frontend.collectives import gathered_again
+from piper_core.frontend.collectives import settled
 from piper_core.frontend.mixture_plan import mixture_plan
 from piper_core.frontend.sharding_plan import TensorGroup, block_plan
 from piper_core.frontend.vocabulary import divide_loss, embed_plan, head_plan
@@ -83,5 +83,4 @@ def capture_local(
 
     ``regather``: under sequence parallelism keep the rank's part of what was gathered, and gather it again in BW.
     """
-    joint = capture(module, inputs, layers)
-    return gathered_again(joint) if group.sequence and regather else joint
+    return settled(capture(module, inputs, layers), regather=group.sequence and regather)

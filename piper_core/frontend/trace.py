@@ -115,7 +115,7 @@ def _trace_architecture(
 
     from piper_core.frontend.capture import capture, fake
     from piper_core.frontend.chunks import Layout, exact, table
-    from piper_core.frontend.collectives import gathered_again
+    from piper_core.frontend.collectives import settled
     from piper_core.frontend.cut import cut
     from piper_core.models import build_block, build_model
 
@@ -134,7 +134,7 @@ def _trace_architecture(
             places = {block: index for index, block in enumerate(model.layers)}
             inputs = (tokens, targets)
             joint = capture(model, inputs, places)
-            cuts.append(cut(gathered_again(joint) if group is not None and group.sequence else joint))
+            cuts.append(cut(joint if group is None else settled(joint, regather=group.sequence)))
     assert exact(cuts[0], cuts[1], _BATCHES), "costs of an architecture are affine in the microbatch"
     units = shard_units(architecture, seq_len)
     return table(
