@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import linecache
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -167,6 +167,35 @@ def _placed(value: torch.Tensor, mode: Any) -> torch.Tensor:
         return value
     size, stride = tuple(value.shape), value.stride()
     return torch.empty_strided(size, stride, dtype=value.dtype, device="cpu", requires_grad=value.requires_grad)
+
+
+Boxed: TypeAlias = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+"""A function of a list of tensors, which it empties: what is not referred to elsewhere is freed after its last use."""
+
+
+def boxed(module: GraphModule) -> Boxed:
+    """Return a graph as a boxed function.
+
+    Relies on ``torch.fx.graph._BoxedCodeGen``, the calling convention that AOTAutograd uses.
+    """
+    from torch.fx.graph import _BoxedCodeGen
+
+    module.graph.set_codegen(_BoxedCodeGen())
+    module.recompile()
+    call: Boxed = module.forward
+    return call
+
+
+def inductor(module: GraphModule, examples: Sequence[Any]) -> Boxed:
+    """Compile a graph with Inductor for inputs like the (fake) examples.
+
+    Relies on ``torch._inductor.compile_fx.compile_fx_inner``, which takes a graph of aten operations and returns a
+    boxed function.
+    """
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    call: Boxed = compile_fx_inner(module, list(examples))
+    return call
 
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep

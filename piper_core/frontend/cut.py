@@ -43,9 +43,12 @@ class ChunkGraph:
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
 
-    def graph(self) -> Graph:
-        """Return a graph of its own: inputs in order are its placeholders, outputs a tuple."""
-        made = Graph()
+    def graph(self, *, in_place: bool = True) -> Graph:
+        """Return a graph of its own: inputs in order are its placeholders, outputs a tuple.
+
+        ``in_place`` adds gradients up where the first of them is, if nobody else has it, as autograd does.
+        """
+        made, own = Graph(), set(self.calls)
         copies: dict[Node, Node] = {}
         for node in self.inputs:
             copies[node] = made.placeholder(node.name)
@@ -53,14 +56,28 @@ class ChunkGraph:
         for node in self.calls:
             if node.target is torch.ops.aten.detach.default:  # without autograd it only renames
                 copies[node] = copies[node.all_input_nodes[0]]
-            else:
-                copies[node] = made.node_copy(node, lambda each: copies[each])
+                continue
+            copies[node] = made.node_copy(node, lambda each: copies[each])
+            if in_place and self._adds_up(node, own):
+                copies[node].target = torch.ops.aten.add_.Tensor
         made.output(tuple(copies[node] for node in self.outputs))
         return made
 
-    def module(self, root: GraphModule) -> GraphModule:
+    def _adds_up(self, node: Node, own: set[Node]) -> bool:
+        """Say whether a call accumulates gradients and may overwrite its first operand."""
+        if node.target is not torch.ops.aten.add.Tensor or node.meta.get("custom"):
+            return False
+        first, second = node.args[:2]
+        if not (isinstance(first, Node) and isinstance(second, Node)) or first is second or first not in own:
+            return False
+        (mine,), (other,) = tensors(first), tensors(second)
+        return list(first.users) == [node] and not is_view(first) and first not in self.outputs and (
+            mine.shape == other.shape and mine.dtype == other.dtype
+        )  # fmt: skip
+
+    def module(self, root: GraphModule, *, in_place: bool = True) -> GraphModule:
         """Return the graph as a module; ``root`` (``Joint.module``) holds the constants it reads."""
-        return GraphModule(root, self.graph(), f"Chunk{self.phase.name}")
+        return GraphModule(root, self.graph(in_place=in_place), f"Chunk{self.phase.name}")
 
     def digest(self) -> str:
         """Return a hash of the structure: operations, their constants, shapes and dtypes, whatever the names."""

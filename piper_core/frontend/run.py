@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Literal, TypeAlias
 
@@ -11,24 +11,24 @@ import torch
 from torch import Tensor, nn
 
 from piper_core.errors import ConfigError
-from piper_core.frontend.capture import capture
+from piper_core.frontend.capture import Boxed, boxed, capture, inductor
 from piper_core.frontend.cut import ChunkGraph, Cut, cut
 from piper_core.frontend.recompute import kept
 from piper_core.names import Recompute
 
 Compiler: TypeAlias = Literal["none", "inductor"]
-Chunk: TypeAlias = Callable[..., Sequence[Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One chunk graph, compiled: values it reads, values it makes, values nobody reads after it."""
+    """One chunk graph, compiled: values it reads and makes, those it reads last, those it makes for nobody."""
 
     name: str
-    call: Chunk
+    call: Boxed
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    freed: tuple[str, ...]
+    spent: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
 
 
 class Step:
@@ -49,9 +49,9 @@ class Step:
     ) -> None:
         self.cut = made
         self._compiler = compiler
-        self._compiled: dict[tuple[str, tuple[str, ...]], Chunk] = {}
+        self._compiled: dict[tuple[str, tuple[str, ...]], Boxed] = {}
         self.prelude = self._action("prelude", made.prelude)
-        self.actions = self._with_freed(self._order(split_backward, recompute))
+        self.actions = self._with_ends(self._order(split_backward, recompute))
 
     def _order(self, split_backward: bool, recompute: Recompute) -> list[Action]:
         pieces = self.cut.pieces
@@ -80,20 +80,22 @@ class Step:
 
     def _action(self, name: str, graph: ChunkGraph) -> Action:
         inputs, outputs = tuple(n.name for n in graph.inputs), tuple(n.name for n in graph.outputs)
-        return Action(name, self._compile(graph), inputs, outputs, ())
+        return Action(name, self._compile(graph), inputs, outputs)
 
-    def _compile(self, graph: ChunkGraph) -> Chunk:
+    def _compile(self, graph: ChunkGraph) -> Boxed:
         """Return a callable; equal graphs share one (constants that a graph reads make it its own)."""
         constants = tuple(str(node.target) for node in graph.calls if node.op == "get_attr")
         key = (graph.digest(), constants)
         if key not in self._compiled:
-            module = graph.module(self.cut.joint.module)
-            examples = [node.meta["val"] for node in graph.inputs]
-            self._compiled[key] = _inductor(module, examples) if self._compiler == "inductor" else module.forward
+            if self._compiler == "inductor":
+                module = graph.module(self.cut.joint.module, in_place=False)
+                self._compiled[key] = inductor(module, [node.meta["val"] for node in graph.inputs])
+            else:
+                self._compiled[key] = boxed(graph.module(self.cut.joint.module))
         return self._compiled[key]
 
-    def _with_freed(self, actions: list[Action]) -> list[Action]:
-        """Say after which action each value is not read any more."""
+    def _with_ends(self, actions: list[Action]) -> list[Action]:
+        """Say which action reads each value last, so that its memory can go while that runs."""
         joint = self.cut.joint
         stay = {*joint.parameters, *joint.buffers, *(n.name for n in joint.outputs), *self.prelude.outputs}
         stay |= {node.name for piece in self.cut.pieces for _, node in piece.gradients}
@@ -101,11 +103,10 @@ class Step:
         seen = set(stay)
         made = []
         for action in reversed(actions):
-            mine = dict.fromkeys((*action.inputs, *action.outputs))
-            # what is made again before it is read again is not needed from here on
-            made.append(Action(action.name, action.call, action.inputs, action.outputs,
-                               tuple(name for name in mine if name not in seen)))  # fmt: skip
-            seen -= set(action.outputs) - stay
+            spent = tuple(name for name in action.inputs if name not in seen)
+            unread = tuple(name for name in action.outputs if name not in seen)
+            made.append(replace(action, spent=spent, unread=unread))
+            seen -= set(action.outputs) - stay  # made again, not needed from before
             seen |= set(action.inputs)
         return made[::-1]
 
@@ -135,15 +136,18 @@ class Step:
         values = {name: _local(parameters[full]) for name, full in joint.parameters.items()}
         values |= {name: buffers[full] for name, full in joint.buffers.items()}
         with torch.no_grad():
-            made = self.prelude.call(*(values[name] for name in self.prelude.inputs))
+            made = self.prelude.call([values[name] for name in self.prelude.inputs])
         return values | dict(zip(self.prelude.outputs, made, strict=True))
 
     def run(self, values: dict[str, Tensor]) -> None:
         """Run every action on ``values``, which it adds to and takes from."""
         for action in self.actions:
-            values.update(zip(action.outputs, action.call(*[values[name] for name in action.inputs]), strict=True))
-            for name in action.freed:
-                values.pop(name, None)
+            arguments = [values[name] for name in action.inputs]
+            for name in action.spent:
+                del values[name]
+            values.update(zip(action.outputs, action.call(arguments), strict=True))
+            for name in action.unread:
+                del values[name]
 
     def gradients(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the gradients that the actions left in ``values``, parts from several sites added up."""
@@ -163,18 +167,6 @@ def _local(parameter: Tensor) -> Tensor:
     """Return a parameter's values, of a divided one this rank's part."""
     part = getattr(parameter, "to_local", None)
     return (parameter if part is None else part()).detach()
-
-
-def _inductor(module: torch.fx.GraphModule, examples: list[Any]) -> Chunk:
-    """Compile a chunk graph with Inductor.
-
-    Relies on ``torch._inductor.compile_fx.compile_fx_inner``, which takes an aten graph and example inputs and returns
-    a function of a list.
-    """
-    from torch._inductor.compile_fx import compile_fx_inner
-
-    compiled = compile_fx_inner(module, examples)
-    return lambda *inputs: compiled(list(inputs))
 
 
 def chunked(model: nn.Module, inputs: Sequence[Tensor], **options: Any) -> Step:
