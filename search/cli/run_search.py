@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from piper_core.arch.huggingface import load_architecture
 from piper_core.errors import ConfigError
@@ -124,42 +124,48 @@ def _write(strategy: Strategy, folder: Path) -> Path:
 
 @contextmanager
 def _progress(*, hidden: bool) -> Iterator[Callable[[Result, Generator], None] | None]:
-    """Show a bar on stderr while a search runs, where stderr is a terminal."""
-    if hidden or sys.stderr is None or not sys.stderr.isatty():
+    """Show a bar on stderr while a search runs, where stderr is a terminal that may show what moves."""
+    if hidden or console.plain(sys.stderr):
         yield None
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from search.report.table import step_s
 
     columns = (TextColumn("searching"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("bounding the space", total=1.0)
 
         def update(result: Result, generator: Generator) -> None:
-            best = f"best {result.best.score.step_time_s:.3f} s" if result.candidates else "nothing fits yet"
+            best = f"best {step_s(result.best.score.step_time_s)} s" if result.candidates else "nothing fits yet"
             least = generator.bound()
             known = result.candidates[-1].score.step_time_s if result.candidates else 0.0
             done = min(1.0, least / known) if known else 0.0
-            text = f"{best}, {result.simulated} simulated of {result.size:,}, least bound left {least:.3f} s"
+            text = f"{best}, {result.simulated} simulated of {result.size:,}, least bound left {step_s(least)} s"
             bar.update(task, completed=done, description=text)
 
         yield update
 
 
 def _print(problem: Problem, result: Result, space: Space, top: int, file: Path) -> None:
-    from rich.console import Console
+    from shutil import get_terminal_size
 
     from search.report.table import candidates_table, headline, summary
 
-    screen: Any = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-    screen.print(
+    print(
         f"{problem.architecture.name} on {problem.gpus} GPUs of {problem.cluster.name}, global batch "
-        f"{problem.global_batch}, sequence {problem.seq_len}", soft_wrap=True,
-    )  # fmt: skip
+        f"{problem.global_batch}, sequence {problem.seq_len}"
+    )
     for limit in problem.architecture.limits:
-        screen.print(f"left out of the model: {limit}", soft_wrap=True)
-    screen.print(headline(result), soft_wrap=True, style="bold")
-    screen.print(candidates_table(result.candidates[:top], problem.cluster.device.memory_bytes))
+        print(f"left out of the model: {limit}")
+    first = headline(result)
+    print(first if console.plain(sys.stdout) else f"\x1b[1m{first}\x1b[0m")
+    terminal = sys.stdout is not None and sys.stdout.isatty()
+    table, left_out = candidates_table(result.candidates[:top], get_terminal_size().columns if terminal else None)
+    print(table)
+    if left_out:
+        print(f"left out of the table for want of width: {', '.join(left_out)} (--json has all)")
     for line in summary(result, space, top):
-        screen.print(line, soft_wrap=True)
-    screen.print(f"written: {file} (piper-search check {file})", soft_wrap=True)
+        print(line)
+    print(f"written: {file} (piper-search check {file})")

@@ -3,70 +3,127 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from math import floor, log10
 
 from search.engine import Candidate, Result, pareto
 from search.space import Space
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
 GIB = 2**30
 _WORDS = {"proved": "nothing left can be among them", "budget": "time budget spent", "interrupted": "interrupted"}
+COLUMNS = (
+    "#", "pp", "tp", "dp", "ep", "schedule", "v", "ZeRO", "b", "m", "recompute", "sp", "cuts", "step s", "tok/s/GPU",
+    "MFU", "memory GiB", "margin", "bubble", "exposed s",
+)  # fmt: skip
+FIRST_TO_GO = (
+    "tok/s/GPU", "margin", "exposed s", "recompute", "sp", "cuts", "bubble", "MFU", "ep", "m", "v", "memory GiB",
+    "ZeRO", "b", "dp", "tp", "pp", "schedule",
+)  # fmt: skip
+"""Columns in the order in which they are left out where all are too wide; the others stay."""
+_WORDED = ("schedule", "recompute", "sp", "cuts")
+_CUTS = {"balanced": "bal", "even": "even"}
 
 
 def headline(result: Result) -> str:
     """Return one line that says what won, and why the runner-up lost."""
     best = result.best
-    text = f"{_describe(best)} wins: {best.score.step_time_s:.3f} s a step, {best.score.mfu:.1%} MFU"
+    first, last = f"{best.score.mfu:.1%} MFU", "; nothing else that was evaluated fits."
+    seconds = step_s(best.score.step_time_s)
     if len(result.candidates) == 1:
-        return text + "; nothing else that was evaluated fits."
+        return f"{_describe(best)[0]} wins: {seconds} s a step, {first}{last}"
     other = result.candidates[1]
-    slower = other.score.step_time_s / best.score.step_time_s - 1
+    winner, second = _describe(best, other)
+    total = other.score.step_time_s - best.score.step_time_s
+    slower = total / best.score.step_time_s
     if slower < 1e-6:
-        return text + f"; {_describe(other)} takes as long and stands second by its name alone."
-    return text + f"; the runner-up, {_describe(other)}, is {slower:.1%} slower: {_why(best, other)}."
+        last = f"; {second} takes as long and stands second by its name alone."
+    elif slower < 1e-3:
+        last = f"; the runner-up, {second}, is within 0.1%."
+    else:
+        last = f"; the runner-up, {second}, is {slower:.1%} slower, by {_why(best, other, total)}."
+    return f"{winner} wins: {seconds} s a step, {first}{last}"
 
 
-def _describe(candidate: Candidate) -> str:
+def step_s(seconds: float) -> str:
+    """Return seconds with four significant digits, and three decimals at least."""
+    return f"{seconds:.{_decimals(seconds)}f}"
+
+
+def _decimals(seconds: float) -> int:
+    return max(3, 3 - floor(log10(seconds))) if seconds > 0 else 3
+
+
+def _describe(*candidates: Candidate) -> list[str]:
+    """Return what tells a strategy from most others; of several that read alike, also what they differ in."""
+    words = [_words(candidate) for candidate in candidates]
+    if len(candidates) > 1 and len(set(words)) == 1:
+        finer = [
+            (f"sequence parallelism {'on' if config.sequence_parallel else 'off'}", f"cuts {config.cuts}")
+            for config in (candidate.config for candidate in candidates)
+        ]
+        for alike in zip(*finer, strict=True):
+            if len(set(alike)) > 1:
+                words = [f"{text} {more}" for text, more in zip(words, alike, strict=True)]
+    return words
+
+
+def _words(candidate: Candidate) -> str:
     config = candidate.config
     sizes = {"PP": config.pp, "TP": config.tp, "DP": config.dp, "EP": config.ep}
     degrees = [f"{name}{size}" for name, size in sizes.items() if size > 1]
     schedule = config.schedule if config.pp > 1 else "gradient accumulation"
     virtual = f" v{config.virtual_stages}" if config.virtual_stages > 1 and config.pp > 1 else ""
-    return " ".join([*degrees, f"{schedule}{virtual}", f"ZeRO-{config.zero}", f"microbatch {config.micro_batch}"])
+    again = ["recompute"] if config.recompute == "full" else []
+    return " ".join(
+        [*degrees, f"{schedule}{virtual}", f"ZeRO-{config.zero}", f"microbatch {config.micro_batch}", *again]
+    )
 
 
-def _why(best: Candidate, other: Candidate) -> str:
-    """Name the causes that cost the runner-up most against the best, in seconds of a step."""
+def _why(best: Candidate, other: Candidate, total: float) -> str:
+    """Say where the difference of ``total`` seconds lies: up to three causes, losses and gains, then the rest; what is
+    less than a tenth of it is left out."""
     a, b = best.score.breakdown, other.score.breakdown
-    differences = {name: b.get(name, 0.0) - a.get(name, 0.0) for name in {*a, *b}}
-    worst = sorted(differences.items(), key=lambda item: (-item[1], item[0]))[:2]
-    words = [f"{seconds:+.3f} s {name.replace('_', ' ')}" for name, seconds in worst if seconds > 0]
-    return ", ".join(words) or "the sum of small differences"
+    causes = {name.replace("_", " "): b.get(name, 0.0) - a.get(name, 0.0) for name in sorted({*a, *b})}
+    named = sorted(causes.items(), key=lambda item: (-abs(item[1]), item[0]))[:3]
+    named = [(name, seconds) for name, seconds in named if abs(seconds) >= 0.1 * total]
+    rest = total - sum(seconds for _, seconds in named)
+    if abs(rest) >= 0.1 * total:
+        named.append(("the rest", rest))
+    decimals = max(0, 2 - floor(log10(total)))
+    return f"{total:.{decimals}f} s: " + ", ".join(f"{seconds:+.{decimals}f} s {name}" for name, seconds in named)
 
 
-def candidates_table(candidates: Sequence[Candidate], capacity: float) -> Table:
-    """Return the table of candidates, best first."""
-    from rich import box
-    from rich.table import Table
+def candidates_table(candidates: Sequence[Candidate], width: int | None = None) -> tuple[str, list[str]]:
+    """Return the table of candidates, best first, and the columns left out to make it ``width`` characters wide."""
+    least = min((candidate.score.step_time_s for candidate in candidates), default=1.0)
+    cells = [COLUMNS, *(_row(i + 1, candidate, _decimals(least)) for i, candidate in enumerate(candidates))]
+    columns = {name: column for name, *column in zip(COLUMNS, *cells, strict=True)}
+    sizes = {name: max(map(len, column)) for name, column in columns.items()}
+    left_out: list[str] = []
+    for name in FIRST_TO_GO:
+        if width is None or sum(sizes.values()) + 2 * (len(sizes) - 1) <= width:
+            break
+        left_out.append(name)
+        del sizes[name]
+    lines = [
+        "  ".join(
+            columns[name][i].ljust(size) if name in _WORDED else columns[name][i].rjust(size)
+            for name, size in sizes.items()
+        ).rstrip()
+        for i in range(len(cells))
+    ]
+    return "\n".join(lines), left_out
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    columns = ("#", "pp", "tp", "dp", "ep", "schedule", "v", "ZeRO", "b", "m", "recompute", "sp", "step s",
-               "tok/s/GPU", "MFU", "memory GiB", "margin", "bubble", "exposed s")  # fmt: skip
-    for name in columns:
-        table.add_column(name, justify="left" if name in ("schedule", "recompute", "sp") else "right", no_wrap=True)
-    for i, candidate in enumerate(candidates):
-        config, score = candidate.config, candidate.score
-        table.add_row(
-            str(i + 1), str(config.pp), str(config.tp), str(config.dp), str(config.ep), config.schedule,
-            str(config.virtual_stages), str(config.zero), str(config.micro_batch), str(config.num_microbatches),
-            config.recompute, "on" if config.sequence_parallel else "off", f"{score.step_time_s:.3f}",
-            f"{score.tokens_per_s_per_gpu:,.0f}", f"{score.mfu:.1%}", f"{score.worst_row_bytes / GIB:.1f}",
-            f"{score.margin_bytes / GIB:.1f}", f"{score.bubble_ratio:.1%}",
-            f"{sum(score.exposed_communication_s.values()):.3f}",
-        )  # fmt: skip
-    return table
+
+def _row(rank: int, candidate: Candidate, decimals: int) -> tuple[str, ...]:
+    config, score = candidate.config, candidate.score
+    return (
+        str(rank), str(config.pp), str(config.tp), str(config.dp), str(config.ep), config.schedule,
+        str(config.virtual_stages), str(config.zero), str(config.micro_batch), str(config.num_microbatches),
+        config.recompute, "on" if config.sequence_parallel else "off", _CUTS.get(config.cuts, config.cuts),
+        f"{score.step_time_s:.{decimals}f}", f"{score.tokens_per_s_per_gpu:,.0f}", f"{score.mfu:.1%}",
+        f"{score.worst_row_bytes / GIB:.1f}", f"{score.margin_bytes / GIB:.1f}", f"{score.bubble_ratio:.1%}",
+        f"{sum(score.exposed_communication_s.values()):.{decimals}f}",
+    )  # fmt: skip
 
 
 def summary(result: Result, space: Space, top: int) -> list[str]:
@@ -77,11 +134,29 @@ def summary(result: Result, space: Space, top: int) -> list[str]:
     lines.append(f"space: N = {result.size:,} configurations, orders not counted ({axes})")
     pruned = ", ".join(f"{reason} {n:,}" for reason, n in sorted(result.pruned.items(), key=lambda item: -item[1]))
     lines.append(f"{result.simulated:,} built, verified and simulated; the rest ruled out: {pruned or 'none'}")
-    gap = "0 %: nothing left can beat the best" if result.proof_gap == 0 else f"{result.proof_gap:.2%}"
-    lines.append(f"proof gap under these costs: {gap}; stopped after {result.wall_s:.1f} s ({_WORDS[result.stopped]})")
+    shown = min(top, len(result.candidates))
+    gap = "0 %" if result.proved else f"{max(result.proof_gap, 1e-4):.2%}"
+    lines.append(
+        f"proof gap under these costs: {gap}: {_proved(min(result.proved, shown), shown)}; "
+        f"stopped after {result.wall_s:.1f} s ({_WORDS[result.stopped]})"
+    )
     front = [i + 1 for i in pareto(result.candidates) if i < top]
     lines.append(f"quickest at its memory: {', '.join(map(str, front))} of the table")
     return lines
+
+
+def _proved(n: int, shown: int) -> str:
+    """Say which rows nothing that was not evaluated can beat."""
+    words = []
+    if n:
+        words.append(_rows(1, n) + (" is proved" if n == 1 else " are proved"))
+    if n < shown:
+        words.append(_rows(n + 1, shown) + (" is the best found" if n + 1 == shown else " are the best found"))
+    return ", ".join(words)
+
+
+def _rows(first: int, last: int) -> str:
+    return f"row {first}" if first == last else f"rows {first} to {last}"
 
 
 def _domain(values: Sequence[object]) -> str:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +123,50 @@ def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
                   f"written: {tmp_path / 'best.strategy.yaml'}"):  # fmt: skip
         assert words in text
     assert [path.name for path in tmp_path.iterdir()] == ["best.strategy.yaml"]
+
+
+@pytest.mark.parametrize(("width", "colour"), [(70, True), (70, False), (300, False)])
+def test_on_a_terminal(
+    width: int, colour: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The table is as wide as the terminal, and says what is missing; NO_COLOR takes bold type and the bar away."""
+    ours, theirs = pty.openpty()
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "" if colour else "1")
+    done = subprocess.Popen(
+        [sys.executable, "-c", "import sys\nfrom search.cli import main\nsys.exit(main())", *FIXED, "--top", "3",
+         "--out", str(tmp_path)],
+        stdout=theirs, stderr=theirs,
+    )  # fmt: skip
+    os.close(theirs)
+    got = b""
+    with suppress(OSError):  # how a terminal says that nobody writes any more
+        while more := os.read(ours, 1 << 16):
+            got += more
+    os.close(ours)
+    assert done.wait() == 0
+    text = got.decode().replace("\r\n", "\n")
+    assert ("\x1b[1m" in text, "searching" in text) == (colour, colour)
+    if not colour:
+        assert "\x1b" not in text
+        assert "\r" not in text
+    rows = [line for line in text.splitlines() if re.match(r" *\d  ", line)]
+    assert len(rows) == 3
+    assert max(map(len, rows)) <= width
+    assert ("left out of the table for want of width: tok/s/GPU, margin, " in text) == (width == 70)
+
+
+def test_nobody_reads(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys\nfrom search.cli import main\nsys.exit(main())", *FIXED, "--out",
+         str(tmp_path)],
+        stdout=writer, stderr=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_the_same_file_twice(made: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
