@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 
 from piper_core.arch.contract import legal_degrees
@@ -164,19 +164,24 @@ class Space:
     def axes(self) -> dict[str, list[object]]:
         """Return the values of each axis that occur in some configuration, for the report."""
         found: dict[str, set[object]] = {name: set() for name in FIXABLE}
+        recomputes = self.recomputes()
         for pp, tp, dp, ep in self.degrees():
+            batches, sequence = self.batches(dp), ["on" if s else "off" for s in self.sequence(tp)]
             for schedule, v in self.schedules(pp):
-                for name, value in zip(("pp", "tp", "dp", "ep", "schedule", "virtual_stages"),
-                                       (pp, tp, dp, ep, schedule, v), strict=True):  # fmt: skip
-                    found[name].add(value)
-                found["zero"].update(self.zeros(dp, schedule))
-            found["sequence_parallel"].update("on" if s else "off" for s in self.sequence(tp))
-            for b, m in self.batches(dp):
-                found["micro_batch"].add(b)
-                found["num_microbatches"].add(m)
-        found["recompute"].update(self.recomputes())
-        found["cuts"].update(self.cuts(2))
+                family = FAMILIES[schedule]
+                counts = family.microbatches(pp, v)
+                legal = [(b, m) for b, m in batches if m in counts]
+                cuts = self.cuts(pp * (1 if family.layout is Layout.BIDIRECTIONAL else v))
+                several: tuple[Sequence[object], ...] = ([pp], [tp], [dp], [ep], [schedule], [v], self.zeros(dp, schedule), [b for b, _ in legal],
+                           [m for _, m in legal], recomputes, sequence, cuts)  # fmt: skip
+                if all(several):
+                    for values, some in zip(found.values(), several, strict=True):
+                        values.update(some)
         return {name: sorted(values, key=lambda v: (isinstance(v, str), v)) for name, values in found.items()}
+
+    def values(self, axis: str) -> list[object]:
+        """Return the values of one axis that occur in some configuration."""
+        return self.axes()[axis]
 
 
 def parse_fix(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -222,28 +227,34 @@ def _value(text: str, name: str, part: str) -> str:
 
 
 def why_empty(space: Space) -> InfeasibleError:
-    """Say which constraint leaves the space empty."""
-    if not list(space.degrees()):
-        free = Space(space.architecture, space.gpus, space.gpus_per_node, space.global_batch, space.seq_len, {})
-        legal = list(free.degrees())
-        if not legal:
-            batch = [g for g in divisors(space.gpus) if space.global_batch % g == 0]
-            return InfeasibleError(
-                f"no pp x tp x dp makes {space.gpus} GPUs for {space.architecture.name} with global batch "
-                f"{space.global_batch}: dp must divide the batch, pp may be at most {space.architecture.layers}, "
-                f"tp at most {space.gpus_per_node}; dp could be {', '.join(map(str, batch[:8]))}"
-            )
-        shown = {axis: sorted({degrees[i] for degrees in legal}) for i, axis in enumerate(("pp", "tp", "dp", "ep"))}
-        fixed = ", ".join(f"{axis}={','.join(values)}" for axis, values in space.fix.items())
+    """Say which constraint leaves the space empty: what each fixed axis could be with the others as they are or, where
+    that is nothing, with nothing else fixed."""
+    free = replace(space, fix={})
+    legal = {axis: free.values(axis) for axis in space.fix}
+    if not space.fix or not all(legal.values()):
+        batch = [g for g in divisors(space.gpus) if space.global_batch % g == 0]
         return InfeasibleError(
-            f"--fix {fixed} leaves no pp x tp x dp = {space.gpus}; without it "
-            + ", ".join(f"{axis} is one of {', '.join(map(str, values[:10]))}" for axis, values in shown.items())
+            f"no pp x tp x dp makes {space.gpus} GPUs for {space.architecture.name} with global batch "
+            f"{space.global_batch}: dp must divide the batch, pp may be at most {space.architecture.layers}, "
+            f"tp at most {space.gpus_per_node}; dp could be {', '.join(map(str, batch[:8]))}"
         )
-    fixed = ", ".join(f"{axis}={','.join(values)}" for axis, values in space.fix.items())
-    names = sorted({name for pp, *_ in space.degrees() for name, _ in space.schedules(pp)})
-    return InfeasibleError(
-        f"--fix {fixed} leaves no configuration (schedules at these degrees: {', '.join(names) or 'none'})"
-    )
+    fixed = " ".join(f"{axis}={','.join(values)}" for axis, values in space.fix.items())
+    said = f"--fix {fixed} leaves no configuration on {space.gpus} GPUs with global batch {space.global_batch}"
+    held = {axis: {name: values for name, values in space.fix.items() if name != axis} for axis in space.fix}
+    relaxed = {axis: replace(space, fix=others).values(axis) for axis, others in held.items()}
+    if len(space.fix) == 1:
+        return InfeasibleError(f"{said}; {_could_be(legal)}")
+    if any(relaxed.values()):
+        return InfeasibleError(f"{said}; with the others as they are, {_could_be(relaxed)}")
+    return InfeasibleError(f"{said}, and changing one of them is not enough; each alone, {_could_be(legal)}")
+
+
+def _could_be(values: Mapping[str, Sequence[object]]) -> str:
+    return "; ".join(f"{axis} could be {_listed(list(map(str, some)))}" for axis, some in values.items() if some)
+
+
+def _listed(values: Sequence[str], most: int = 12) -> str:
+    return ", ".join(values if len(values) <= most else [*values[: most - 2], "...", values[-1]])
 
 
 def divisors(n: int) -> list[int]:
