@@ -172,8 +172,10 @@ class Space:
                 counts = family.microbatches(pp, v)
                 legal = [(b, m) for b, m in batches if m in counts]
                 cuts = self.cuts(pp * (1 if family.layout is Layout.BIDIRECTIONAL else v))
-                several: tuple[Sequence[object], ...] = ([pp], [tp], [dp], [ep], [schedule], [v], self.zeros(dp, schedule), [b for b, _ in legal],
-                           [m for _, m in legal], recomputes, sequence, cuts)  # fmt: skip
+                several: tuple[Sequence[object], ...] = (
+                    [pp], [tp], [dp], [ep], [schedule], [v], self.zeros(dp, schedule), [b for b, _ in legal],
+                    [m for _, m in legal], recomputes, sequence, cuts,
+                )  # fmt: skip
                 if all(several):
                     for values, some in zip(found.values(), several, strict=True):
                         values.update(some)

@@ -58,6 +58,7 @@ def parser() -> Parser:
     check.add_argument("--synthetic", metavar="dense:N|moe:N", help="a synthetic model of N layers")
     check.add_argument("--stages", type=at_least_one, metavar="N",
                        help="stages of a synthetic model (default: one more than the highest PP named)")  # fmt: skip
+    check.add_argument("--plan", action="store_true", help="print the whole plan too: every action of every stream")
     check.set_defaults(run=_check)
     trace = command("trace", "trace a model into chunks, and print what each computes, moves and keeps")
     trace.add_argument("--model", dest="traced", required=True, metavar="MODEL",
@@ -106,7 +107,9 @@ def _check(options: Namespace) -> int:
     _refuse_search_options(options)
     from search.cli.check import check
 
-    return check(options.file, synthetic=options.synthetic, stages=options.stages, as_json=options.json)
+    return check(
+        options.file, synthetic=options.synthetic, stages=options.stages, as_json=options.json, whole=options.plan
+    )
 
 
 def _trace(options: Namespace) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from piper_core.directives import Order, Stage
@@ -15,14 +16,19 @@ from piper_core.program.program import Program
 from piper_core.program.strategy import Header, Strategy, base_dag, load
 from piper_core.schedule.lower import lower
 from piper_core.schedule.plan import Plan
+from piper_core.schedule.plan_text import format_plan
 from piper_core.schedule.verify import verify
 from profiler import console
-from search.cli.show import count, show_grid
+from search.cli.show import count, grid_lines, show_grid
+
+MOST_SHOWN = 8
+"""Ranks that a note lists."""
 
 
 @dataclass(slots=True)
 class Report:
-    """What a check found, as far as it came; None where it did not come."""
+    """What a check found, as far as it came; None where it did not come. ``ranks`` are those of a row, ``gpus`` those
+    of all rows together."""
 
     nodes: int | None = None
     edges: int | None = None
@@ -30,6 +36,7 @@ class Report:
     streams: int | None = None
     rows: int | None = None
     ranks: int | None = None
+    gpus: int | None = None
     stages: int | None = None
     microbatches: int | None = None
     compile_s: float | None = None
@@ -41,17 +48,20 @@ class Report:
     notes: list[str] = field(default_factory=list)
 
 
-def check(path: Path, *, synthetic: str | None, stages: int | None, as_json: bool) -> int:
-    """Check one file and print the result; return the exit status."""
+def check(path: Path, *, synthetic: str | None, stages: int | None, as_json: bool, whole: bool = False) -> int:
+    """Check one file and print the result, with the ``whole`` plan where that is wanted; return the exit status."""
     report = Report()
     try:
         plan = _verified(load(path), synthetic, stages, report)
     except PiperError as error:
         return console.fail("piper-search", error, as_json=as_json, report=asdict(report))
     if as_json:
-        console.print_json(asdict(report))
+        more = {"grid": grid_lines(plan), "plan": format_plan(plan)} if whole else {}
+        console.print_json(asdict(report) | more)
         return 0
     print(f"{path}: verified\n{_summary(report)}\n{show_grid(plan)}")
+    if whole:
+        print(f"\n{format_plan(plan).rstrip()}")
     return 0
 
 
@@ -75,11 +85,22 @@ def _verified(strategy: Strategy, synthetic: str | None, stages: int | None, rep
     report.compile_s = round(time.perf_counter() - start_s, 6)
     report.actions, report.streams, report.rows = len(plan), len(plan.streams), len(plan.rows)
     report.ranks, report.stages, report.microbatches = len(plan.rows[0]), plan.stages, plan.microbatches
+    used = {rank for row in plan.rows for rank in row}
+    report.gpus = len(used)
     report.derived_rows = list(plan.derived)
     report.notes += dag.notes
     _matches(strategy.header, dag)
+    world = strategy.header.world
+    if world is not None and world.size > len(used):
+        idle = world.size - len(used)
+        some = ", ".join(str(rank) for rank in islice((r for r in range(world.size) if r not in used), MOST_SHOWN))
+        report.notes.append(
+            f"no placement names {idle:,} of the {world.size:,} ranks: {some}{', ...' if idle > MOST_SHOWN else ''}"
+        )
     if plan.derived:
-        rows = "every row" if len(plan.derived) == len(plan.rows) else f"rows {', '.join(map(str, plan.derived))}"
+        word = "row" if len(plan.derived) == 1 else "rows"
+        every = len(plan.derived) == len(plan.rows)
+        rows = "every row" if every else f"{word} {', '.join(map(str, plan.derived))}"
         report.notes.append(f"the list scheduler completed the order of {rows}")
     start_s = time.perf_counter()
     verify(plan)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from piper_core.arch.huggingface import load_architecture
+from piper_core.arch.presets import PRESETS
 from piper_core.errors import ConfigError
 from piper_core.program.strategy import Header, Strategy, dump
 from profiler import console
-from profiler.spec import load_cluster
+from profiler.spec import cluster_ids, load_cluster
 from search.engine import Candidate, Problem, Result, search, to_data
 from search.space import Space, parse_fix
 
@@ -85,11 +86,17 @@ def strategy_of(problem: Problem, candidate: Candidate, cluster: str) -> Strateg
         "bubble_ratio": round(score.bubble_ratio, 4),
     }
     header = Header(
-        model=problem.architecture.name, cluster=cluster, mesh=mesh, gpus=problem.gpus,
-        global_batch=problem.global_batch, seq_len=problem.seq_len, micro_batch=config.micro_batch,
-        schedule=config.schedule, predicted=predicted, versions={"piper-search": version("piper-search")},
+        model=_anywhere(problem.architecture.name, PRESETS), cluster=_anywhere(cluster, cluster_ids()),
+        mesh=mesh, gpus=problem.gpus, global_batch=problem.global_batch, seq_len=problem.seq_len,
+        micro_batch=config.micro_batch, schedule=config.schedule, predicted=predicted,
+        versions={"piper-search": version("piper-search")},
     )  # fmt: skip
     return Strategy(header, program)
+
+
+def _anywhere(name: str, known: Container[str]) -> str:
+    """Return what names a model or a cluster in whatever folder it is read: the whole path, where it is one."""
+    return str(Path(name).resolve()) if name not in known and Path(name).exists() else name
 
 
 def _check_folder(folder: Path) -> None:

@@ -24,7 +24,7 @@ def count(n: int | None, word: str, plural: str = "s") -> str:
 
 def show_grid(plan: Plan) -> str:
     """Return the compute order, a line a row: coloured and cut to the width of a terminal, plain elsewhere."""
-    lines = [f"{row}: {format_slots(compute_slots(plan, row))}" for row in range(len(plan.rows))]
+    lines = grid_lines(plan)
     if sys.stdout is None or not sys.stdout.isatty():
         return "\n".join(lines)
     width = shutil.get_terminal_size().columns
@@ -32,6 +32,11 @@ def show_grid(plan: Plan) -> str:
     if console.plain(sys.stdout):
         return text
     return _COMPUTE.sub(lambda word: f"\x1b[{_COLOURS[word[1]]}m{word[0]}\x1b[0m", text)
+
+
+def grid_lines(plan: Plan) -> list[str]:
+    """Return the compute order, a line a row."""
+    return [f"{row}: {format_slots(compute_slots(plan, row))}" for row in range(len(plan.rows))]
 
 
 def compute_slots(plan: Plan, row: int) -> tuple[Slot, ...]:

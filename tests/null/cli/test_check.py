@@ -15,13 +15,15 @@ import pytest
 
 from piper_core.directives import Order
 from piper_core.ir.action import format_slots
-from piper_core.program.strategy import load
+from piper_core.program.strategy import base_dag, load
+from piper_core.schedule.compile import compile_program
+from piper_core.schedule.plan_text import format_plan, parse_plan
 from search.cli import main
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 TEN_LINES = GOLDEN / "readme" / "ten_lines.yaml"
 KEYS = {
-    "nodes", "edges", "actions", "streams", "rows", "ranks", "stages", "microbatches", "compile_s", "verify_s",
+    "nodes", "edges", "actions", "streams", "rows", "ranks", "gpus", "stages", "microbatches", "compile_s", "verify_s",
     "verified", "error", "canonical", "derived_rows", "notes",
 }  # fmt: skip
 PIPELINE: list[dict[str, Any]] = [
@@ -29,7 +31,10 @@ PIPELINE: list[dict[str, Any]] = [
     {"op": "place", "filter": {"PP": 0}, "devices": [0]},
     {"op": "place", "filter": {"PP": 1}, "devices": [1]},
 ]
-ORDER = {"op": "order", "actions": {"0": "0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3", "1": "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3"}}
+ORDER: dict[str, Any] = {
+    "op": "order",
+    "actions": {"0": "0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3", "1": "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3"},
+}
 DEADLOCK = {"op": "order", "actions": ORDER["actions"] | {"1": "1F0 1F1 1F2 1B0 1B1 1B2 1F3 1B3"}}
 DENSE = ("--synthetic", "dense:8")
 
@@ -105,6 +110,64 @@ def test_json_of_what_cannot_be_read(capsys: pytest.CaptureFixture[str], tmp_pat
     assert data.keys() == KEYS
     assert (data["verified"], data["nodes"]) == (False, None)
     assert data["error"] in one_line(err)
+
+
+def test_the_whole_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    """``--plan`` prints what is verified, as text that reads back equal."""
+    _, short, _ = check(capsys, str(TEN_LINES))
+    status, out, err = check(capsys, str(TEN_LINES), "--plan")
+    assert (status, err) == (0, "")
+    assert scrub(out).startswith(scrub(short))
+    text = out[len(short) :].lstrip()
+    strategy = load(TEN_LINES)
+    plan = compile_program(strategy.program, base_dag(strategy), strategy.header.world).plan
+    assert text == format_plan(parse_plan(text)) == format_plan(plan)
+    status, out, _ = check(capsys, str(TEN_LINES), "--plan", "--json")
+    data = json.loads(out)
+    assert status == 0
+    assert data.keys() == KEYS | {"plan", "grid"}
+    assert data["plan"] == format_plan(plan)
+    assert data["grid"] == short.splitlines()[-2:]
+    assert (data["ranks"], data["gpus"]) == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("header", "note"),
+    [
+        ({"gpus": 4}, None),
+        ({"gpus": 5}, "no placement names 1 of the 5 ranks: 4"),
+        ({"mesh": "a=2,b=8"}, "no placement names 12 of the 16 ranks: 4, 5, 6, 7, 8, 9, 10, 11, ..."),
+        ({"gpus": 1 << 16}, "no placement names 65,532 of the 65,536 ranks: 4, "),
+    ],
+)
+def test_ranks_without_work(
+    header: dict[str, Any], note: str | None, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    place = [{"op": "place", "filter": {"PP": row}, "devices": [2 * row, 2 * row + 1]} for row in (0, 1)]
+    path = write(tmp_path, {"model": "dense:8", **header, "directives": [PIPELINE[0], *place, ORDER]})
+    status, out, _ = check(capsys, path, "--json")
+    assert status == 0
+    found = [each for each in json.loads(out)["notes"] if each.startswith("no placement")]
+    assert (len(found), all(each.startswith(note or "") for each in found)) == (int(note is not None), True)
+
+
+@pytest.mark.parametrize("rows", [("0",), ("1",), ("0", "1"), ()])
+def test_what_the_list_scheduler_completed(
+    rows: tuple[str, ...], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    order = [{"op": "order", "actions": {row: ORDER["actions"][row] for row in rows}}] if rows else []
+    _, out, _ = check(capsys, write(tmp_path, [*PIPELINE, *order]), *DENSE)
+    words = {(): "every row", ("0",): "row 1", ("1",): "row 0"}.get(rows)
+    assert ("the list scheduler completed the order of " in out) == (words is not None)
+    assert words is None or f"the list scheduler completed the order of {words}\n" in out
+
+
+@pytest.mark.parametrize("model", ["nowhere/model", "config.json", "/no/such/config.json"])
+def test_a_model_that_is_a_path(model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = write(tmp_path, {"model": model, "directives": [*PIPELINE, ORDER]})
+    status, _, err = check(capsys, path)
+    assert status == 2
+    assert "no such file or directory" in one_line(err)
 
 
 @pytest.mark.parametrize("path", sorted((GOLDEN / "upstream").glob("*.json")), ids=lambda path: path.stem)

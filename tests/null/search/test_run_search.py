@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 from contextlib import suppress
@@ -17,7 +18,7 @@ import pytest
 from piper_core.arch import model_chunks, preset
 from piper_core.program.strategy import base_dag, load
 from piper_core.schedule.compile import compile_program
-from profiler.spec import load_cluster
+from profiler.spec import HARDWARE, load_cluster
 from search.cli import main
 from search.cost import RooflineCost
 from search.evaluate import evaluate
@@ -167,6 +168,26 @@ def test_nobody_reads(tmp_path: Path) -> None:
     )  # fmt: skip
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_model_and_a_cluster_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The strategy names their whole paths, and so can be checked in any folder."""
+    (tmp_path / "mine").mkdir()
+    config = {"architectures": ["LlamaForCausalLM"], "hidden_size": 512, "intermediate_size": 1408,
+              "num_attention_heads": 8, "num_hidden_layers": 4, "vocab_size": 4096, "rms_norm_eps": 1e-5,
+              "max_position_embeddings": 2048, "hidden_act": "silu"}  # fmt: skip
+    (tmp_path / "mine" / "config.json").write_text(json.dumps(config))
+    shutil.copy(HARDWARE / "p4de.cluster.json", tmp_path / "own.json")
+    monkeypatch.chdir(tmp_path)
+    words = ["--gpus", "2", "--global-batch", "4", "--seq-len", "512", "--cluster", "own.json", "--out", "out"]
+    assert main(["--model", "mine", *words]) == 0
+    header = load("out/best.strategy.yaml").header
+    assert (header.model, header.cluster) == (str(tmp_path / "mine"), str(tmp_path / "own.json"))
+    monkeypatch.chdir("/")
+    assert main(["check", str(tmp_path / "out" / "best.strategy.yaml")]) == 0
+    assert "verified" in capsys.readouterr().out
 
 
 def test_the_same_file_twice(made: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
