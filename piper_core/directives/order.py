@@ -64,12 +64,18 @@ class Order(Directive[OrderEdit]):
         groups = data["filters"]
         if not isinstance(groups, list | tuple) or len(groups) < 2:
             raise DirectiveError(
-                "filters is too short", expected="a list of at least 2 groups of filters", found=repr(groups)[:60]
+                "filters is too short",
+                expected="two or more groups of filters, such as [[{...}], [{...}]]",
+                found=repr(groups)[:60],
             )
         read: list[tuple[Filter, ...]] = []
         for i, group in enumerate(groups):
             if not isinstance(group, list | tuple) or not group:
-                raise DirectiveError(f"group {i} of filters is not a list of filters", found=repr(group)[:60])
+                raise DirectiveError(
+                    f"group {i} of filters is not a list of filters",
+                    expected="such as [[{...}], [{...}]]",
+                    found=repr(group)[:60],
+                )
             read.append(tuple(Filter.parse(item) for item in group))
         return cls(filters=tuple(read))
 

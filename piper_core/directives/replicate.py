@@ -125,6 +125,7 @@ class Replicate(Directive[ReplicateEdit]):
         rows = [dag.groups[g] for g in np.unique(dag.nodes.group[mask]).tolist()]
         for row in rows:
             _cover(groups, row)
+        _one_model_part(dag, groups)
         if not self.axis:
             known = {rank for row in rows for rank in row}
             stray = sorted({rank for group in groups for rank in group} - known)
@@ -252,6 +253,26 @@ def _one_row(dag: Dag, mask: Mask) -> None:
         at = int(np.flatnonzero(rows > 1)[0])
         raise DirectiveError(f"stage {stages[at]} lives on {rows[at]} rows, which cannot reduce a microbatch together",
                              expected="ZeRO-0 or ZeRO-1", hint="drop shard_grads and shard_params")  # fmt: skip
+
+
+def _one_model_part(dag: Dag, groups: Groups) -> None:
+    """Refuse a group that joins rows without a stage in common: their ranks hold different parameters."""
+    index = np.flatnonzero(dag.compute & (dag.nodes.group >= 0))
+    width = len(dag.groups) + 1
+    held: dict[int, set[int]] = {}
+    for pair in np.unique(dag.nodes.stage[index].astype(np.int64) * width + dag.nodes.group[index]).tolist():
+        held.setdefault(pair % width, set()).add(pair // width)
+    row_of = {rank: group for group in held for rank in dag.groups[group]}
+    for group in groups:
+        joined = sorted({row_of[rank] for rank in group if rank in row_of})
+        for other in joined[1:]:
+            if not held[joined[0]] & held[other]:
+                rows = " and ".join(str(list(dag.groups[g])[:8]) for g in (joined[0], other))
+                raise DirectiveError(
+                    f"replicate group {list(group)[:8]} joins rows {rows}, which hold different stages",
+                    expected="groups inside one placement (or the placements of one stage)",
+                    hint="check which ranks place gives each stage, and the order of the mesh's axes",
+                )
 
 
 def _cover(groups: Groups, row: Ranks) -> None:

@@ -295,7 +295,7 @@ def _exchange(dag: Dag, kind: ShardKind, phase: Phase, chosen: Any, stream: Ints
 
 
 def _after_forward(dag: Dag, count: int) -> Dag:
-    """Give the last ``count`` nodes, collectives before a backward, their forward as a predecessor where they have none:
+    """Give the last ``count`` nodes, collectives before a backward, their forward as predecessor where they have none:
     what they gather again was saved then (the head's backward starts the chain of gradients)."""
     fresh = len(dag) - count + np.arange(count)
     fed = np.zeros(len(dag), np.bool_)

@@ -71,9 +71,9 @@ class Split(Directive["Split"]):
                 f"global batch {dag.global_batch} does not divide into {self.num_microbatches} microbatches",
                 hint="use " + _near_divisors(dag.global_batch, self.num_microbatches),
             )
-        if len(dag) * self.num_microbatches > 20_000_000:
+        if len(dag) * self.num_microbatches > 4_000_000:
             raise DirectiveError(
-                f"{self.num_microbatches} microbatches of {len(dag)} nodes", expected="at most 20 million nodes"
+                f"{self.num_microbatches} microbatches of {len(dag)} nodes", expected="at most 4 million nodes"
             )
         return self
 

@@ -65,6 +65,23 @@ class ShardState:
     def zero_stage(self) -> int:
         return self.replication.zero_stage if self.replication else 0
 
+    def slices(self, row: Ranks) -> tuple[tuple[int, int, int], ...]:
+        """Return which part of the batch, of the sequence, and of a sequence-parallel activation each rank of ``row``
+        holds, by position."""
+        members = set(row)
+        data = self.replication.groups if self.replication else ()
+        kinds = (data, self.context, self.tensor if self.sequence else ())
+        places = [
+            {rank: i for group in groups for i, rank in enumerate([r for r in group if r in members])}
+            for groups in kinds
+        ]
+        return tuple((places[0].get(r, 0), places[1].get(r, 0), places[2].get(r, 0)) for r in row)
+
+    def tensor_places(self, row: Ranks) -> tuple[int, ...]:
+        """Return which tensor shard each rank of ``row`` holds, by position."""
+        place = {rank: i for group in self.tensor for i, rank in enumerate(group)}
+        return tuple(place.get(rank, 0) for rank in row)
+
     def data_degree(self, row: Ranks) -> int:
         """Number of ranks of ``row`` between which the batch is divided."""
         if self.replication is None:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from piper_core.directives import CANONICAL, Directive, Order, Place, Split, Stage, parse_directive
+from piper_core.directives import CANONICAL, Directive, Order, Place, Split, parse_directive
 from piper_core.errors import DirectiveError
 from piper_core.ir.dag import Dag, Mask
 from piper_core.ir.filter import Filter
-from piper_core.names import NodeKind, Phase
+from piper_core.names import Phase
 from piper_core.passes.gradient_sync import gradient_sync
+from piper_core.passes.layout import check_layout
 from piper_core.passes.lower_backward import lower_backward
 from piper_core.passes.send_recv import send_recv
 from piper_core.passes.update import close_step, with_row
@@ -93,8 +94,9 @@ class Program:
             dag = self._apply_kind(dag, kind, chosen, mesh)
             if kind is Place and not chosen:
                 dag = with_row(dag)
-            if kind is Stage and not dag.stages and not chosen:
-                dag = replace(dag, notes=(*dag.notes, "no PP tags and no stage directive: one stage"))
+            if kind is Split and not dag.stages:
+                notes = (*dag.notes, "no PP tags and no stage directive: one stage")
+                dag = replace(dag, nodes=dag.nodes.with_(stage=0), notes=notes)
         return replace(dag, notes=(*dag.notes, *_idle_ranks(dag)))
 
     def _apply_kind(
@@ -166,9 +168,7 @@ def _complete(dag: Dag) -> Dag:
             + (f" of stage {stages[0]}" if stages[0] >= 0 else ""),
             expected="a place directive for every stage",
         )
-    if dag.stages == 0:
-        dag = replace(dag, nodes=nodes.with_(stage=np.where(nodes.kind == NodeKind.NORM, -1, 0)))
-    return _contiguous(_together(dag))
+    return check_layout(_contiguous(_together(dag)))
 
 
 def _together(dag: Dag) -> Dag:
@@ -194,12 +194,16 @@ def _together(dag: Dag) -> Dag:
 
 
 def _idle_ranks(dag: Dag) -> tuple[str, ...]:
-    """Return a note on the first row whose ranks do the same work, since no directive tells them apart."""
-    pairs = np.unique(np.stack([dag.nodes.group[dag.compute], dag.nodes.state[dag.compute]]), axis=1).T.tolist()
-    for group, index in pairs:
-        row, state = dag.groups[group], dag.states[index]
-        if len(row) > 1 and not (state.tensor or state.context or state.expert or state.replication):
-            return (f"ranks {list(row)[:8]} do the same work: no replicate or shard directive tells them apart",)
+    """Return a note on the first row where two ranks do the same work, since no directive tells them apart."""
+    index = np.flatnonzero(dag.compute)
+    pairs = np.unique(np.stack([dag.nodes.group[index], dag.nodes.state[index]]), axis=1).T.tolist()
+    for group, state in pairs:
+        row, held = dag.groups[group], dag.states[state]
+        parts = set(zip(held.slices(row), held.tensor_places(row), strict=True))
+        if len(parts) < len(row):
+            return (
+                f"some of ranks {list(row)[:8]} do the same work: no replicate or shard directive tells them apart",
+            )
     return ()
 
 

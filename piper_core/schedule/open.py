@@ -183,7 +183,7 @@ class _Opener:
         self.work: dict[tuple[int, Phase, str], frozenset[tuple[bool, int, int]]] = {}
         self.parts: dict[tuple[int, str], dict[tuple[Part, ...], None]] = {}
         self.spans = _whole_spans(dag, found)
-        self.templates: dict[tuple[int, int, int, bool], tuple[Ints, list[tuple[bool, int]]]] = {}
+        self.templates: dict[tuple[int, int, int, bool, bytes], tuple[Ints, list[tuple[bool, int]]]] = {}
         self.segments = {id(table): table for table in opened.values()}
         self.layer = dag.chunk_tag("LAYER")
 
@@ -235,7 +235,9 @@ class _Opener:
         """Return the piece of each of a macro's nodes (in sorted order), and (is compute, label) of each piece."""
         stage, phase = int(self.found.stage[m]), int(self.found.phase[m])
         table = self.opened.get(m)
-        key = (stage, phase, id(table) if table is not None else 0, m in self.in_overlap)
+        nodes, mine = self.dag.nodes, self.sorted[self.starts[m] : self.starts[m + 1]]
+        inside = nodes.chunk[mine].tobytes() + nodes.phase[mine].tobytes()  # some may be recomputed, some not
+        key = (stage, phase, id(table) if table is not None else 0, m in self.in_overlap, inside)
         if key not in self.templates:
             self.templates[key] = self._cut(m, table)
         return self.templates[key]

@@ -41,6 +41,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "overlap group that the list scheduler takes apart": [
         *PLACE,
         shard("expert", ROWS, stream="ep"),
+        {"op": "replicate", "filter": {}, "devices": ROWS},
         {
             "op": "order",
             "filters": [
