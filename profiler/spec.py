@@ -6,7 +6,6 @@ import json
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import lru_cache
-from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -182,8 +181,8 @@ def _record(record: type[_Record], data: dict[str, Any], where: str, **ready: An
 
 
 def _name(entry: Any, where: str) -> str:
-    if not isinstance(entry, str) or not entry:
-        raise ConfigError(f"{where}: name must be text, found {entry!r}")
+    if not isinstance(entry, str) or not entry or len(entry) > 100 or not entry.isprintable():
+        raise ConfigError(f"{where}: name must be text, one short line, found {str(entry)[:60]!r}")
     return entry
 
 
@@ -191,8 +190,8 @@ def _number(name: str, entry: Any, where: str) -> float | int:
     if not isinstance(entry, dict) or set(entry) != {"value", "source"} or not isinstance(entry["source"], str):
         raise ConfigError(f'{where}: {name} must be {{"value": number, "source": text}}, found {str(entry)[:60]!r}')
     value = entry["value"]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-        raise ConfigError(f"{where}: {name} must be a finite number, found {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or (value != 0 and not 1e-12 < abs(value) < 1e20):
+        raise ConfigError(f"{where}: {name} must be a finite number between 1e-12 and 1e20, found {str(value)[:40]}")
     if value < 0 or (value == 0 and name not in _MAY_BE_ZERO):
         raise ConfigError(f"{where}: {name} must be positive, found {value!r}")
     if name in _FRACTIONS and value > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -34,6 +35,8 @@ from search.stage_costs import StageCosts
 BATCH = 8
 """Configurations evaluated between two decisions, whatever the number of workers."""
 MIB, GIB = 1 << 20, 1 << 30
+PR_SET_PDEATHSIG = 1
+"""``prctl`` option of Linux: the signal to get when the parent dies."""
 PATIENCE = 5
 """How many times its budget a search goes on for while nothing that fits has been found. The first batch is never cut
 short before that."""
@@ -255,8 +258,13 @@ def _score(config: Configuration) -> Score | str:
         return f"rejected: {error}"
 
 
-def _ignore_interrupts() -> None:
+def _start_worker() -> None:
+    """Leave Ctrl-C to the main process, and end with it however it ends (on Linux, where the kernel sees to that)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 _Outcomes: TypeAlias = Iterator[Score | str | None]
@@ -284,7 +292,7 @@ def _evaluator(problem: Problem, workers: int | None) -> Iterator[_Run]:
     if count <= 1:
         yield here
         return
-    pool = ProcessPoolExecutor(count, mp_context=get_context("fork"), initializer=_ignore_interrupts)
+    pool = ProcessPoolExecutor(count, mp_context=get_context("fork"), initializer=_start_worker)
     running: list[Future[Score | str]] = []
 
     def apart(batch: Sequence[Configuration], deadline_s: Callable[[], float]) -> _Outcomes:
