@@ -215,6 +215,7 @@ def test_overlapping_actions(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     program = [
         {"op": "place", "filter": {}, "devices": [0, 1]},
         {"op": "shard", "filter": {"EP": "*"}, "devices": [0, 1], "stream": "ep"},
+        {"op": "replicate", "filter": {}, "devices": [0, 1]},
         {"op": "split", "filter": {}, "dim_name": "MB", "num_microbatches": 3},
         {"op": "order", "actions": {"0": "0F0 (0F1 0B0) (0B1 0F2) 0B2"}},
     ]
