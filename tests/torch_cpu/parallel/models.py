@@ -26,7 +26,6 @@ BIASED = Architecture(
     "biased", 2, 64, 0, 8, 8, 8, 256, bias=True, norm="layer", gated=False, experts=8, top_k=3, expert_ffn=32,
     shared_ffn=32,
 )  # fmt: skip
-ALL = (LLAMA, GPT, QWEN, MIXTURE, LATENT, SHORT_LATENT, BIASED)
 BATCH, SEQ = 2, 16
 
 

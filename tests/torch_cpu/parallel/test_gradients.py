@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from tests.torch_cpu.parallel.checks import Cases, Errors, compare
-from tests.torch_cpu.parallel.models import ALL, BIASED, GPT, LATENT, LLAMA, MIXTURE, QWEN
+from tests.torch_cpu.parallel.models import BIASED, GPT, LATENT, LLAMA, MIXTURE, QWEN, SHORT_LATENT
 from tests.torch_cpu.parallel.ranks import on_ranks
 
 TOLERANCE = 1e-9
 CASES = {
     2: Cases(
-        (GPT, QWEN),
+        (GPT, QWEN, LATENT, SHORT_LATENT, BIASED),
         ((MIXTURE, "learned"), (MIXTURE, "tied"), (LATENT, "one"), (BIASED, "learned")),
         ((GPT, "ring"), (MIXTURE, "ring"), (LLAMA, "all_to_all")),
     ),
@@ -67,12 +67,3 @@ def test_expert_parallel(results: list[Errors]) -> None:
 def test_context_parallel(results: list[Errors]) -> None:
     for errors in results:
         check(errors.context, 2 * len(CASES[2].context))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 4])
-def test_every_model(size: int, tmp_path_factory: Any) -> None:
-    cases = Cases(ALL, context=tuple((model, method) for model in ALL for method in ("ring", "all_to_all")))
-    for errors in on_ranks(compare, size, tmp_path_factory.mktemp("ranks"), cases):
-        check(errors.tensor, 4 * len(ALL))
-        check(errors.context, 4 * len(ALL))
