@@ -4,7 +4,7 @@
 # TORCH_INDEX  package index to take torch from, for a CPU-only machine elsewhere, which need not download CUDA:
 #                make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu
 #              Unset, pip takes torch from where it takes everything else.
-# PYTEST_ARGS  more arguments for pytest, e.g. PYTEST_ARGS="-m 'not slow'" or PYTEST_ARGS="-n 4"
+# PYTEST_ARGS  arguments for pytest (default: -n 2, two processes), e.g. PYTEST_ARGS="-n 8 -m 'not slow'"
 # SEARCH_ARGS  more arguments for piper-search, e.g. SEARCH_ARGS="--fix pp=4"
 
 SHELL := /bin/bash
@@ -19,7 +19,7 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 USABLE := import pip, sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 python3.11,$(shell $(p) -c '$(NEW_ENOUGH)' 2>/dev/null && echo $(p))))
 TORCH_INDEX ?=
-PYTEST_ARGS ?=
+PYTEST_ARGS ?= -n 2
 SEARCH_ARGS ?=
 
 .PHONY: help setup test search check bench clean

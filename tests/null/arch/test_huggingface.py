@@ -92,7 +92,7 @@ def test_model_type_will_do() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "config", "billions"),
-    [  # safetensors metadata of google/gemma-2b, google/gemma-2-9b, Qwen/Qwen2.5-7B, mistralai/Mistral-7B-v0.1
+    [  # sizes known of google/gemma-2b, google/gemma-2-9b, Qwen/Qwen2.5-7B, mistralai/Mistral-7B-v0.1
         ("Gemma", {"hidden_size": 2048, "intermediate_size": 16384, "num_attention_heads": 8, "num_hidden_layers": 18,
                    "num_key_value_heads": 1, "head_dim": 256, "vocab_size": 256000}, 2.506172416),
         ("Gemma2", {"hidden_size": 3584, "intermediate_size": 14336, "num_attention_heads": 16,

@@ -10,7 +10,7 @@ import pytest
 from piper_core.arch import PRESETS, model_chunks, preset
 from piper_core.errors import ConfigError
 
-# (parameters, active parameters), those of the released checkpoints (Hugging Face safetensors metadata): meta-llama,
+# (parameters, active parameters), as known of the released checkpoints (from memory, not fetched): meta-llama,
 # Qwen, mistralai, openai-community, deepseek-ai. DeepSeek-V3 without its multi-token module and the 14,848 balance
 # biases, which no gradient trains. GPT-3 has no checkpoint: see PUBLISHED_BILLIONS. llama9b is the 8B model with four
 # layers more; the Piper models are named by their size.
