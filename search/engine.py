@@ -345,6 +345,7 @@ def candidate_data(candidate: Candidate, rank: int) -> dict[str, Any]:
         "num_microbatches": config.num_microbatches,
         "recompute": config.recompute,
         "sequence_parallel": config.sequence_parallel,
+        "cuts": config.cuts,
         "layers_per_stage": list(candidate.layers_per_stage),
         "predicted": candidate.score.to_data(),
         "measured": None,

@@ -66,6 +66,7 @@ def test_json_keys_and_types(made: tuple[dict[str, Any], Path]) -> None:
         assert candidate["zero_stage"] in range(4)
         assert candidate["schedule"] in ("1f1b", "zbv")
         assert candidate["recompute"] == "none"
+        assert candidate["cuts"] in ("balanced", "even")
         assert sum(candidate["layers_per_stage"]) == 16
         assert len(candidate["layers_per_stage"]) == degrees["pp"] * degrees["virtual_stages"]
         assert candidate["measured"] is None
