@@ -38,9 +38,7 @@ close = pytest.approx
 
 def faster(cluster: Cluster, field: str, factor: float) -> Cluster:
     if hasattr(cluster.device, field):
-        return replace(
-            cluster, device=replace(cluster.device, **{field: factor * getattr(cluster.device, field)})
-        )
+        return replace(cluster, device=replace(cluster.device, **{field: factor * getattr(cluster.device, field)}))
     return replace(cluster, **{field: factor * getattr(cluster, field)})
 
 
@@ -51,9 +49,7 @@ def test_b_is_bi_and_bw(model: CostModel, chunk: Chunk, sequences: int, tensor: 
 
 
 @given(models, chunks, st.sampled_from(PHASES), st.integers(1, 16), st.integers(0, 16))
-def test_more_sequences_are_never_quicker(
-    model: CostModel, chunk: Chunk, phase: Phase, few: int, more: int
-) -> None:
+def test_more_sequences_are_never_quicker(model: CostModel, chunk: Chunk, phase: Phase, few: int, more: int) -> None:
     assert model.compute_s(chunk, phase, few) <= model.compute_s(chunk, phase, few + more)
 
 
@@ -72,9 +68,7 @@ def test_tensor_parallelism_divides_large_products() -> None:
 
 
 @given(models, chunks, st.sampled_from(PHASES), st.sampled_from([2, 4, 8]))
-def test_context_parallelism_divides_the_sequence(
-    model: CostModel, chunk: Chunk, phase: Phase, context: int
-) -> None:
+def test_context_parallelism_divides_the_sequence(model: CostModel, chunk: Chunk, phase: Phase, context: int) -> None:
     whole = model.compute_s(chunk, phase, 8)
     assert model.compute_s(chunk, phase, 8, context=context) <= whole
 
@@ -138,9 +132,7 @@ def test_a_reduction_is_a_scatter_and_a_gather(model: CostModel, size: float, gr
 def test_a_group_across_nodes_is_slower_than_inside_one() -> None:
     model = MODELS[0]
     for kind in KINDS:
-        assert model.collective_s(kind, 1e8, tuple(range(8))) < model.collective_s(
-            kind, 1e8, tuple(range(0, 64, 8))
-        )
+        assert model.collective_s(kind, 1e8, tuple(range(8))) < model.collective_s(kind, 1e8, tuple(range(0, 64, 8)))
     assert model.send_s(1e8, (0,), (1,)) < model.send_s(1e8, (0,), (8,))
 
 

@@ -74,8 +74,6 @@ def test_stages_of_the_zero_bubble_paper(
         (Collective.ALL_REDUCE, (0, 8), 1 << 30, 57573.3),
     ],
 )
-def test_collectives_of_a_dgx(
-    kind: Collective, ranks: tuple[int, ...], size: int, published_us: float
-) -> None:
+def test_collectives_of_a_dgx(kind: Collective, ranks: tuple[int, ...], size: int, published_us: float) -> None:
     """nccl-tests on 8 A100-SXM, and NCCL 2.17 on NDv4 (mscclpp README)."""
     assert DGX.collective_s(kind, size, ranks) * 1e6 == pytest.approx(published_us, rel=0.15)

@@ -41,9 +41,7 @@ def test_the_promised_ids_are_there() -> None:
 
 def test_a_file_of_ones_own_works_the_same(tmp_path: Path) -> None:
     device = json.loads((HARDWARE / "h100-sxm.device.json").read_text())
-    path = written(
-        tmp_path, {"name": "mine", "device": device, "gpus_per_node": {"value": 4, "source": "here"}}
-    )
+    path = written(tmp_path, {"name": "mine", "device": device, "gpus_per_node": {"value": 4, "source": "here"}})
     cluster = load_cluster(path)
     assert (cluster.name, cluster.gpus_per_node, cluster.device) == ("mine", 4, load_device("h100-sxm"))
     assert sources(path)["gpus_per_node"] == "here"
