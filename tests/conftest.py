@@ -20,9 +20,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--update-golden", action="store_true", help="write tests/golden from what the tests produce"
-    )
+    parser.addoption("--update-golden", action="store_true", help="write tests/golden from what the tests produce")
 
 
 @pytest.fixture
