@@ -92,10 +92,11 @@ def _forward_sites(tags: list[dict[str, Any]], layers: int | None) -> list[Site]
     layer = [each.get(LAYER) for each in tags]
     region = [each.get(REGION) for each in tags]
     known = [value for value in layer if value is not None]
-    if not known:  # no layers: each stretch under other tags counts as one
-        order = {each: i for i, each in enumerate(dict.fromkeys(_nearest(own, [bool(each) for each in own])))}
-        filled = _nearest(own, [bool(each) for each in own])
-        return [Site(order[mine], Region(name or Region.MLP), mine) for mine, name in zip(filled, region, strict=True)]
+    if not known:  # no layers: each stretch under other annotations counts as one
+        marks = list(zip(own, region, strict=True))
+        filled = _nearest(marks, [bool(mine or name) for mine, name in marks])
+        order = {mark: i for i, mark in enumerate(dict.fromkeys(filled))}
+        return [Site(order[mark], Region(mark[1] or Region.MLP), mark[0]) for mark in filled]
     count = max(known) + 1 if layers is None else layers
     first, last = layer.index(known[0]), len(layer) - 1 - layer[::-1].index(known[-1])
     for i in range(len(tags)):
@@ -130,8 +131,11 @@ def _fill_region(members: list[int], region: list[Any], child: list[bool]) -> No
 
 
 def _nearest(values: list[Any], known: list[bool]) -> list[Any]:
-    """Return values with each unknown one replaced by the last known before it, or else the first after it."""
-    current = next((value for value, is_known in zip(values, known, strict=True) if is_known), ())
+    """Return values with each unknown one replaced by the last known before it, or else the first after it; as they
+    are where none is known."""
+    if not any(known):
+        return values
+    current = next(value for value, is_known in zip(values, known, strict=True) if is_known)
     filled = []
     for value, is_known in zip(values, known, strict=True):
         current = value if is_known else current

@@ -39,12 +39,12 @@ def annotated(model: nn.Module, layers: dict[nn.Module, int] | None = None) -> I
 
 
 def repeated(model: nn.Module) -> dict[nn.Module, int]:
-    """Return the model's repeated blocks and their places: the module list with most parameters whose children are
-    of one class, at least two of them, and not inside another such list."""
+    """Return the model's repeated blocks and their places: the list with most parameters whose children are modules
+    of one class with parts of their own, and not inside another such list (a sequence of one is no list)."""
     lists = [
         (sum(p.numel() for p in module.parameters()), name, module)
         for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1
+        if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > isinstance(module, nn.Sequential)
         and len({type(child) for child in module}) == 1 and any(True for _ in module[0].children())
     ]  # fmt: skip
     outer = [

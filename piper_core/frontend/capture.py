@@ -189,12 +189,18 @@ def boxed(module: GraphModule) -> Boxed:
 def inductor(module: GraphModule, examples: Sequence[Any]) -> Boxed:
     """Compile a graph with Inductor for inputs like the (fake) examples.
 
-    Relies on ``torch._inductor.compile_fx.compile_fx_inner``, which takes a graph of aten operations and returns a
-    boxed function.
+    Relies on ``torch._inductor.decomposition.select_decomp_table``, the operations that Inductor wants in parts, and
+    on ``torch._inductor.compile_fx.compile_fx_inner``, which takes the graph made so and returns a boxed function.
     """
     from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
 
-    call: Boxed = compile_fx_inner(module, list(examples))
+    mode = next((each.fake_mode for each in examples), None) or FakeTensorMode(allow_non_fake_inputs=True)
+    with mode, torch.no_grad():
+        parts = make_fx(module, decomposition_table=select_decomp_table())(*examples)
+    call: Boxed = compile_fx_inner(parts, list(examples))
     return call
 
 

@@ -80,7 +80,7 @@ class ChunkGraph:
         return GraphModule(root, self.graph(in_place=in_place), f"Chunk{self.phase.name}")
 
     def digest(self) -> str:
-        """Return a hash of the structure: operations, their constants, shapes and dtypes, whatever the names."""
+        """Return a hash of the structure: operations, constants, shapes, strides, dtypes, whatever the names."""
         place: dict[Node, str] = {}
         text = []
         for node in self.inputs:
@@ -324,4 +324,4 @@ def _named(value: Any, place: dict[Node, str]) -> Any:
 
 
 def _shapes(node: Node) -> str:
-    return ";".join(f"{each.dtype}{tuple(each.shape)}" for each in tensors(node))
+    return ";".join(f"{each.dtype}{tuple(each.shape)}{each.stride()}" for each in tensors(node))

@@ -63,6 +63,8 @@ def _imported(path: Path) -> Any:
 
 def _failed(error: Exception, path: Path, what: str) -> ConfigError:
     where = place_of(error.__traceback__)
+    if isinstance(error, SyntaxError):
+        where = f"{Path(error.filename or path).name}:{error.lineno}"
     return ConfigError(f"{path.name}: {what} fails at {where}: {type(error).__name__}: {str(error)[:200]}")
 
 

@@ -14,7 +14,7 @@ from piper_core.errors import ConfigError
 from piper_core.frontend.capture import Boxed, boxed, capture, inductor
 from piper_core.frontend.cut import ChunkGraph, Cut, cut
 from piper_core.frontend.recompute import kept
-from piper_core.names import Recompute
+from piper_core.names import Recompute, Region
 
 Compiler: TypeAlias = Literal["none", "inductor"]
 
@@ -55,27 +55,29 @@ class Step:
 
     def _order(self, split_backward: bool, recompute: Recompute) -> list[Action]:
         pieces = self.cut.pieces
-        count = 1 + max(piece.site.layer for piece in pieces)
-        forwards, backwards, weights = [], [], []
-        for layer, members in groupby(pieces, key=lambda piece: piece.site.layer):
+        forwards: list[Action] = []
+        backwards: list[list[Action]] = []
+        weights: list[list[Action]] = []
+        for _, members in groupby(pieces, key=lambda piece: piece.site.layer):
             group = list(members)
-            policy = recompute if 0 <= layer < count - 1 or count == 1 else Recompute.NONE
-            again: list[Action] = []
+            policy = Recompute.NONE if group[0].site.region in (Region.EMBED, Region.HEAD) else recompute
+            part: list[Action] = []
+            late: list[Action] = []
             for i, piece in enumerate(group):
                 stay = kept(piece, policy)
                 forwards.append(self._action(f"{piece.site}F", piece.forward_keeping(stay)))
                 if policy is not Recompute.NONE:
                     send = policy is Recompute.FULL and i + 1 < len(group)
-                    again.append(self._action(f"{piece.site}R", piece.recompute(stay, send=send)))
-            part = again
+                    part.append(self._action(f"{piece.site}R", piece.recompute(stay, send=send)))
             for piece in reversed(group):
                 if split_backward:
                     part.append(self._action(f"{piece.site}BI", piece.backward_input))
-                    weights.append(self._action(f"{piece.site}BW", piece.backward_weight))
+                    late.append(self._action(f"{piece.site}BW", piece.backward_weight))
                 else:
                     part.append(self._action(f"{piece.site}B", piece.backward))
             backwards.append(part)
-        order = [*forwards, *(action for part in reversed(backwards) for action in part), *weights]
+            weights.append(late)
+        order = [*forwards, *(a for parts in (backwards, weights) for part in reversed(parts) for a in part)]
         return [action for action in order if action.outputs]
 
     def _action(self, name: str, graph: ChunkGraph) -> Action:
