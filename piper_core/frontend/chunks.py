@@ -6,31 +6,23 @@ with the batch, one at most in a tensor, every cost is exactly affine in the bat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from torch.fx import Node
 
 from piper_core.arch.chunk import Chunk, Matmul, Parameter, Saved, Work
 from piper_core.frontend import operations as ops
-from piper_core.frontend.cut import ChunkGraph, Cut, Piece, reach, tensors
+from piper_core.frontend.cut import ChunkGraph, Cut, Piece, tensors
+from piper_core.frontend.layout import Layout, expand
+from piper_core.frontend.parameters import parameters
 from piper_core.frontend.recompute import fused, kept
 from piper_core.frontend.roles import Roles, roles
-from piper_core.frontend.table import LAYER_MARK, Affine, Instance, Kernels, PhaseTotals, Template, Trace
+from piper_core.frontend.table import Affine, Kernels, PhaseTotals, Template, Trace
 from piper_core.frontend.work import Product, Totals, held, measure, workspace
 from piper_core.names import Phase, Recompute, Region
 
 _PHASES = (Phase.F, Phase.BI, Phase.BW, Phase.R)
 _SWAP = {"m": "n", "n": "m", "k": "k", "": ""}
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """How captured layers stand for the model's: ``captured`` gives the captured one of each layer, ``prefix`` is
-    what parameters of blocks are called before the layer's index. None captured: the model has no layers."""
-
-    captured: tuple[int, ...]
-    prefix: str = "layers."
 
 
 def exact(first: Cut, second: Cut, batches: tuple[int, int]) -> bool:
@@ -64,7 +56,7 @@ def table(
     """Return the traced table from one capture, or from two between which :func:`exact` holds."""
     builder = _Table(tuple(cuts), tuple(batches), kernels, layout)
     templates, at = builder.templates()
-    instances, edges = builder.expand(at)
+    instances, edges = expand(cuts[0], layout, at, builder.edge_bytes())
     count = len(layout.captured) or 1 + max(piece.site.layer for piece in cuts[0].pieces)
     return Trace(
         name, count, seq_len, micro_batch, len(cuts) == 2, builder.dtype_bytes,
@@ -80,11 +72,6 @@ class _Table:
         self.roles = [[roles(piece) for piece in made.pieces] for made in cuts]
         joint = cuts[0].joint
         self.given = {node.name: node for node in joint.nodes if node.op == "placeholder"}
-        uses: dict[str, list[str]] = {}
-        for piece in cuts[0].pieces:
-            for full in dict.fromkeys(joint.parameters[name] for name in piece.parameters):
-                uses.setdefault(full, []).append(str(piece.site))
-        self.ties = {full: sites for full, sites in uses.items() if len(sites) > 1}
         first = next(iter(joint.parameters), None)
         self.dtype_bytes = tensors(self.given[first])[0].element_size() if first else 2
         self.hidden = self._hidden()
@@ -109,6 +96,11 @@ class _Table:
         sharded, replicated = (self.affine(values).each for values in zip(*held_by, strict=True))
         return Saved(sharded, replicated)
 
+    def edge_bytes(self) -> list[float]:
+        """Return what each edge carries for one sequence."""
+        pairs = zip(*(made.edges for made in self.cuts), strict=True)
+        return [self.affine([sum(map(_bytes, edge[2])) for edge in pair]).each for pair in pairs]
+
     # chunks ---------------------------------------------------------------------------------------------------------
 
     def templates(self) -> tuple[tuple[Template, ...], dict[int, int]]:
@@ -119,18 +111,18 @@ class _Table:
         counted: list[set[int]] = [set() for _ in self.cuts]
         for index, piece in enumerate(self.cuts[0].pieces):
             graphs = (piece.forward, piece.backward, piece.backward_input, piece.backward_weight)
-            parameters = self.parameters(index)
-            key = (piece.site.region, tuple(graph.digest() for graph in graphs), parameters)
+            own = parameters(self.cuts[0], piece, self.roles[0][index], self.layout.prefix, self.tokens)
+            key = (piece.site.region, tuple(graph.digest() for graph in graphs), own)
             if key in found:
                 for counts, made_cut, role in zip(counted, self.cuts, self.roles, strict=True):
                     held(made_cut.pieces[index].saved, role[index], counts)
             else:
                 found[key] = len(made)
-                made.append(self.template(index, parameters, counted))
+                made.append(self.template(index, own, counted))
             at[index] = found[key]
         return tuple(made), at
 
-    def template(self, index: int, parameters: tuple[Parameter, ...], counted: list[set[int]]) -> Template:
+    def template(self, index: int, own: tuple[Parameter, ...], counted: list[set[int]]) -> Template:
         piece = self.cuts[0].pieces[index]
         lean = self.kernels == "fused"
         saved_now, before = [], [set(each) for each in counted]
@@ -159,7 +151,7 @@ class _Table:
         chunk = Chunk(
             region, site.layer, works[Phase.F], works[Phase.BI], works[Phase.BW],
             core=works[Phase.R],
-            parameters=parameters,
+            parameters=own,
             output_bytes=sent,
             hidden_bytes=hidden,
             column_bytes=column if region is Region.ATTENTION and column != hidden else 0.0,
@@ -193,10 +185,7 @@ class _Table:
                 made = piece.backward_input
             case _:
                 made = piece.backward_weight
-        if not lean:
-            return made
-        own = {*made.calls, *piece.recompute(fused(piece)).calls}
-        return reach(phase, list(made.outputs), lambda node: node in own)
+        return piece.joined(made, fused(piece)) if lean else made
 
     def totals(self, index: int, phase: Phase) -> list[Totals]:
         """Return a phase's totals in each capture."""
@@ -250,36 +239,6 @@ class _Table:
         tokens = "k" if grows[0] == "k" else "m"
         return Matmul(sizes["m"], sizes["n"], sizes["k"], tokens, split, shape.groups)  # type: ignore[arg-type]  # one of m, n, k
 
-    # what tensor and expert parallelism need to know ------------------------------------------------------------------
-
-    def parameters(self, index: int) -> tuple[Parameter, ...]:
-        """Return a piece's parameters, called as in every layer that is alike."""
-        joint, piece, role = self.cuts[0].joint, self.cuts[0].pieces[index], self.roles[0][index]
-        grouped = {
-            weight.name: ops.product(n)
-            for n in piece.forward.calls
-            if ops.is_grouped(n) and (weight := ops.product_weight(n)) is not None
-        }
-        owners = {joint.parameters[name].rpartition(".")[0]: name for name in (*role.weights, *grouped)}
-        table = _looked_up(piece, set(joint.inputs))
-        prefix = f"{self.layout.prefix}{piece.site.layer}." if self.layout.prefix else ""
-        found: dict[str, Parameter] = {}
-        for name in piece.parameters:
-            full = joint.parameters[name]
-            numel = tensors(self.given[name])[0].numel()
-            owner = owners.get(full.rpartition(".")[0])
-            kind = role.weights.get(owner or "", "")
-            tensor = kind == "column" or (kind == "row" and name == owner) or name in table
-            used = 1.0
-            if owner in grouped and self.tokens:
-                shape = grouped[owner]
-                used = shape.m / (self.tokens * shape.groups)
-            tie = "embedding" if full in self.ties else ""
-            shown = str(self.given[name].meta["desc"].target)  # where tied, the name that this site knows it by
-            shown = shown.replace(prefix, f"{self.layout.prefix}{LAYER_MARK}.", 1) if prefix else shown
-            found.setdefault(full, Parameter(shown, numel, tensor, owner in grouped, tie, used))
-        return tuple(found.values())
-
     def _hidden(self) -> float:
         """Return the bytes of one hidden-state tensor of one sequence: what the embedding hands on."""
         embeds = [piece for piece in self.cuts[0].pieces if piece.site.region is Region.EMBED]
@@ -300,49 +259,6 @@ class _Table:
     def _is_dispatch(self, edge: tuple[int, int, object]) -> bool:
         pieces = self.cuts[0].pieces
         return pieces[edge[0]].site.region is Region.ROUTER and pieces[edge[1]].site.region is Region.EXPERT
-
-    # the whole model ------------------------------------------------------------------------------------------------
-
-    def expand(self, at: Mapping[int, int]) -> tuple[tuple[Instance, ...], tuple[tuple[int, int, float], ...]]:
-        """Return every chunk of the model, and the edges between them, from the captured layers."""
-        pieces, captured = self.cuts[0].pieces, self.layout.captured
-        last = max((piece.site.layer for piece in pieces), default=0)
-        layers = [(-1, -1), *enumerate(captured), (len(captured), last)] if captured else []
-        plan = [
-            (i, p)
-            for layer, own in layers
-            for i, p in ((layer, k) for k, q in enumerate(pieces) if q.site.layer == own)
-        ]
-        plan = plan or [(piece.site.layer, k) for k, piece in enumerate(pieces)]
-        place = {each: n for n, each in enumerate(plan)}
-        by_layer: dict[int, dict[Region, int]] = {}
-        for n, (layer, k) in enumerate(plan):
-            by_layer.setdefault(layer, {})[pieces[k].site.region] = n
-        edges: list[tuple[int, int, float]] = []
-        size = [
-            self.affine([sum(map(_bytes, c.edges[e][2])) for c in self.cuts]).each
-            for e in range(len(self.cuts[0].edges))
-        ]
-        for (layer, k), to in place.items():
-            for (source, target, _), nbytes in zip(self.cuts[0].edges, size, strict=True):
-                if target != k:
-                    continue
-                other = pieces[source].site
-                if other.layer == pieces[k].site.layer or not captured:
-                    edges.append((place[(layer if captured else other.layer, source)], to, nbytes))
-                elif other.layer < 0:
-                    edges.append((by_layer[-1][other.region], to, nbytes))
-                else:
-                    edges.append((by_layer[layer - (pieces[k].site.layer - other.layer)][other.region], to, nbytes))
-        mixtures = 0
-        instances = []
-        for layer, k in plan:
-            tags = list(pieces[k].site.tags)
-            if pieces[k].site.region is Region.EXPERT and "EP" not in dict(tags):
-                tags.append(("EP", mixtures))
-                mixtures += 1
-            instances.append(Instance(at[k], layer, tuple(tags)))
-        return tuple(instances), tuple(edges)
 
 
 _WORK = ("matmul_flops", "attention_flops", "memory", "replicated")
@@ -370,19 +286,6 @@ def _split_of(product: Product) -> str:
             return "n"
         case _:
             return ""
-
-
-def _looked_up(piece: Piece, inputs: set[str]) -> set[str]:
-    """Return the tables in which the model's inputs are looked up: they are divided by vocabulary."""
-    found = set()
-    for node in piece.forward.calls:
-        if ops.name(node) == "embedding":
-            weight, index = node.all_input_nodes[:2]
-            while index.op == "call_function" and index.all_input_nodes:
-                index = index.all_input_nodes[0]
-            if index.name in inputs:
-                found.add(weight.name)
-    return found
 
 
 def _bytes(node: Node) -> int:

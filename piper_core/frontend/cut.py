@@ -132,6 +132,11 @@ class Piece:
         wanted = [*self.sent, *(node for node in kept if node in forward)]
         return reach(Phase.F, _unique(wanted), lambda node: node in forward)
 
+    def joined(self, backward: ChunkGraph, kept: Iterable[Node]) -> ChunkGraph:
+        """Return B, BI or BW that computes for itself what it reads of the forward and was not ``kept``."""
+        own = {*backward.calls, *self.recompute(kept).calls}
+        return reach(backward.phase, list(backward.outputs), lambda node: node in own)
+
 
 @dataclass(frozen=True, slots=True)
 class Cut:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from piper_core.errors import ConfigError
 from piper_core.frontend.capture import Boxed, boxed, capture, inductor
 from piper_core.frontend.cut import ChunkGraph, Cut, cut
-from piper_core.frontend.recompute import kept
+from piper_core.frontend.recompute import fused, kept
 from piper_core.names import Recompute, Region
 
 Compiler: TypeAlias = Literal["none", "inductor"]
@@ -36,7 +36,8 @@ class Step:
 
     ``split_backward`` runs BI of every chunk, then BW of every chunk; else B whole. ``recompute`` is applied to each
     layer (FULL keeps what comes into the layer; embedding and head are kept as they are). ``compiler`` "inductor"
-    compiles each chunk graph.
+    compiles each chunk graph; without recompute, backwards then do chains of small operations again rather than read
+    their results.
     """
 
     def __init__(
@@ -61,20 +62,24 @@ class Step:
         for _, members in groupby(pieces, key=lambda piece: piece.site.layer):
             group = list(members)
             policy = Recompute.NONE if group[0].site.region in (Region.EMBED, Region.HEAD) else recompute
+            joins = self._compiler == "inductor" and policy is Recompute.NONE
             part: list[Action] = []
             late: list[Action] = []
             for i, piece in enumerate(group):
-                stay = kept(piece, policy)
+                stay = fused(piece) if joins else kept(piece, policy)
                 forwards.append(self._action(f"{piece.site}F", piece.forward_keeping(stay)))
                 if policy is not Recompute.NONE:
                     send = policy is Recompute.FULL and i + 1 < len(group)
                     part.append(self._action(f"{piece.site}R", piece.recompute(stay, send=send)))
             for piece in reversed(group):
+                whole, first, second = piece.backward, piece.backward_input, piece.backward_weight
+                if joins:
+                    whole, first, second = (piece.joined(graph, fused(piece)) for graph in (whole, first, second))
                 if split_backward:
-                    part.append(self._action(f"{piece.site}BI", piece.backward_input))
-                    late.append(self._action(f"{piece.site}BW", piece.backward_weight))
+                    part.append(self._action(f"{piece.site}BI", first))
+                    late.append(self._action(f"{piece.site}BW", second))
                 else:
-                    part.append(self._action(f"{piece.site}B", piece.backward))
+                    part.append(self._action(f"{piece.site}B", whole))
             backwards.append(part)
             weights.append(late)
         order = [*forwards, *(a for parts in (backwards, weights) for part in reversed(parts) for a in part)]

@@ -114,9 +114,10 @@ def _trace_architecture(
     from torch import nn
 
     from piper_core.frontend.capture import capture, fake
-    from piper_core.frontend.chunks import Layout, exact, table
+    from piper_core.frontend.chunks import exact, table
     from piper_core.frontend.collectives import settled
     from piper_core.frontend.cut import cut
+    from piper_core.frontend.layout import Layout
     from piper_core.models import build_block, build_model
 
     chosen, stands = captured_layers(architecture)
@@ -164,23 +165,25 @@ def trace_module(
     """
     from piper_core.frontend.automatic import repeated
     from piper_core.frontend.capture import capture
-    from piper_core.frontend.chunks import Layout, exact, table
+    from piper_core.frontend.chunks import exact, table
     from piper_core.frontend.cut import cut
+    from piper_core.frontend.layout import Layout
     from piper_core.frontend.load import resized
 
     blocks = repeated(model)
     names = {module: path for path, module in model.named_modules()}
     prefix = next((names[block].rpartition(".")[0] + "." for block in blocks), "")
+    count = len(blocks) or None
     given = inputs[0].shape[0] if inputs[0].dim() else 1
     b = micro_batch or given
     length = inputs[0].shape[1] if inputs[0].dim() > 1 else 1
     batches: tuple[int, ...] = _BATCHES
     try:
-        cuts = [cut(capture(model, resized(inputs, batch))) for batch in _BATCHES]
+        cuts = [cut(capture(model, resized(inputs, batch)), count) for batch in _BATCHES]
     except ConfigError:  # the model may hold its batch fixed: take it as it is
         cuts = []
     if not cuts or not exact(cuts[0], cuts[1], _BATCHES):
-        cuts, batches = [cut(capture(model, resized(inputs, b)))], (b,)
+        cuts, batches = [cut(capture(model, resized(inputs, b)), count)], (b,)
     layout = Layout(tuple(range(len(blocks))), prefix)
     title = name or type(model).__name__
     units = tuple((kind, 1) for kind in ("tensor", "sequence", "expert", "context"))

@@ -13,8 +13,9 @@ from piper_core import training_dag
 from piper_core.arch import PRESETS, Chunk, ModelChunks, model_chunks, preset
 from piper_core.frontend.cache import Cache
 from piper_core.frontend.capture import capture, fake
-from piper_core.frontend.chunks import Layout, table
+from piper_core.frontend.chunks import table
 from piper_core.frontend.cut import cut
+from piper_core.frontend.layout import Layout
 from piper_core.frontend.table import Kernels, Trace
 from piper_core.frontend.trace import captured_layers, trace_model, trace_module
 from piper_core.models import build_model

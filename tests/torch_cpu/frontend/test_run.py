@@ -93,6 +93,7 @@ def test_actions_of_a_split_backward_with_full_recompute() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # Inductor's own imports
 def test_compiled_graphs_give_the_same_gradients() -> None:
     """Relies on compile_fx_inner and select_decomp_table."""
     model, x = build_model(TINY["llama"], layers=2), tokens()
