@@ -161,7 +161,8 @@ def test_a_warm_command_imports_no_torch(cache: Cache) -> None:
         "import sys\nfrom search.cli import main\nstatus = main(['trace', '--model', 'tiny-llama', '--seq-len', '32'])"
     )
     assert main(["trace", "--model", "tiny-llama", "--seq-len", "32"]) == 0
-    program = f"{command}\nassert status == 0\nassert 'torch' not in sys.modules"
+    program = f"{command}\nimport piper_core\npiper_core.annotate('PP'), piper_core.trace_model\nassert status == 0\n"
+    program += "assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -231,6 +232,25 @@ def test_bad_files(cache: Cache, tmp_path: Path, text: str, function: str, error
     path.write_text(text)
     with pytest.raises(ConfigError, match=error):
         trace_model(f"{path}:{function}")
+
+
+def test_a_forward_that_branches_on_a_value_is_named_by_its_line(
+    cache: Cache, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.py"
+    text = MODEL.format(width=4, extra="").replace("self.linear(x).sum()", "x if self.linear(x).sum() > 0 else -x")
+    path.write_text(text)
+    assert main(["trace", "--model", f"{path}:make"]) == 2
+    error = capsys.readouterr().err.splitlines()
+    assert len(error) == 1
+    assert "mine.py:10 (return x if self.linear(x).sum() > 0 else -x) needs the value of a tensor" in error[0]
+
+
+def test_a_model_that_needs_real_tensors_to_be_built_is_built_for_real(cache: Cache, tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    text = MODEL.format(width=4, extra="").replace("Linear(4, 4)", "Linear(4, int(torch.ones(4).sum().item()))")
+    path.write_text(text)
+    assert trace_model(f"{path}:make").model().parameters == 20
 
 
 def test_a_sequence_length_is_not_for_a_file(cache: Cache, tmp_path: Path) -> None:
