@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from piper_core.errors import ConfigError, PiperError
 from piper_core.frontend.capture import fake, place_of
+from piper_core.models.source import run_source
 
 
 def load_function(path: Path, function: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -45,20 +45,13 @@ def load_function(path: Path, function: str) -> tuple[nn.Module, tuple[Tensor, .
 
 def _imported(path: Path) -> Any:
     """Import a file under a name of its own; modules beside it can be imported from it."""
-    name = f"_piper_model_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{str(path)[:200]!r} cannot be imported")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
     sys.path.insert(0, str(path.resolve().parent))
     try:
-        spec.loader.exec_module(module)
+        return run_source(f"_piper_model_{path.stem}", path)
     except Exception as error:
         raise _failed(error, path, "importing it") from error
     finally:
         sys.path.remove(str(path.resolve().parent))
-    return module
 
 
 def _failed(error: Exception, path: Path, what: str) -> ConfigError:

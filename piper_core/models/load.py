@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from piper_core.errors import ConfigError
+from piper_core.models.source import run_source
 
 FORM = "file.py:function, such as model.py:build"
 
@@ -32,7 +32,7 @@ def load_model(text: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
     if not path.is_file():
         raise ConfigError(f"model {text[:200]!r}: there is no file {name}")
     with _importable(path.resolve().parent):
-        namespace = vars(_guarded(text, lambda: _run(path)))
+        namespace = vars(_guarded(text, lambda: run_source(f"piper_user_{path.stem}", path)))
         build = namespace.get(function)
         if not callable(build):
             found = ", ".join(n for n, each in namespace.items() if callable(each) and not n.startswith("_"))
@@ -47,16 +47,6 @@ def load_model(text: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
     if any(each.ndim == 0 for each in inputs):
         raise ConfigError(f"{text}: dimension 0 of every input is the batch, found a scalar")
     return module, tuple(inputs)
-
-
-def _run(path: Path) -> Any:
-    spec = spec_from_file_location(f"piper_user_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise ImportError("it is no Python file")
-    module = module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses and pickling look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 def _guarded(text: str, call: Callable[[], Any]) -> Any:
