@@ -287,6 +287,7 @@ INTERRUPTED = """
 import os, signal, sys
 from search.cli import main
 from search.generators.best_first import BestFirst
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that started the tests with & leaves it ignored
 after, sent = int(sys.argv.pop(1)), []
 ask = BestFirst.ask
 
