@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from piper_core.arch.record import Architecture
 from piper_core.ir.dag import Dag
 from piper_core.schedule.compile import Compiled
@@ -14,6 +16,15 @@ from search.simulator.lower import action_seconds
 from search.simulator.run import Simulation, simulate
 
 
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What simulating a compiled strategy says: its score, and when and where it comes from."""
+
+    score: Score
+    simulation: Simulation
+    memory: Memory
+
+
 def evaluate(
     compiled: Compiled,
     cost: CostModel,
@@ -24,7 +35,23 @@ def evaluate(
     global_batch: int | None = None,
     architecture: Architecture | None = None,
 ) -> Score:
-    """Return the score of a compiled strategy.
+    """Return the score of a compiled strategy (see :func:`assess`)."""
+    return assess(
+        compiled, cost, device, seq_len=seq_len, gpus=gpus, global_batch=global_batch, architecture=architecture
+    ).score
+
+
+def assess(
+    compiled: Compiled,
+    cost: CostModel,
+    device: Device,
+    *,
+    seq_len: int,
+    gpus: int,
+    global_batch: int | None = None,
+    architecture: Architecture | None = None,
+) -> Evaluation:
+    """Price and simulate a compiled strategy, and count its memory.
 
     Args:
         seq_len: tokens of one sequence.
@@ -37,7 +64,10 @@ def evaluate(
     used = memory(dag, simulation, device)
     batch = global_batch or dag.global_batch or max(1, dag.microbatches)
     flops = architecture.model_flops_per_token(seq_len) if architecture else _flops_per_token(dag, seq_len)
-    return score(simulation, used, tokens=float(batch) * seq_len, flops_per_token=flops, gpus=gpus, device=device)
+    tokens = float(batch) * seq_len
+    return Evaluation(
+        score(simulation, used, tokens=tokens, flops_per_token=flops, gpus=gpus, device=device), simulation, used
+    )
 
 
 def score(

@@ -19,7 +19,8 @@ CUTS = ("balanced", "even")
 @dataclass(frozen=True, slots=True, order=True)
 class Configuration:
     """One point of the space. ``dp`` counts every rank that divides the batch (experts lie inside it);
-    ``cuts`` is how layers fall on stages: ``balanced`` by time with embedding and head, or ``even``."""
+    ``cuts`` is how layers fall on stages: ``balanced`` by time with embedding and head, or ``even``. ``recompute`` is
+    none, selective, full, or how many layers of each stage, the first ones, are fully recomputed."""
 
     pp: int
     tp: int
@@ -33,6 +34,12 @@ class Configuration:
     recompute: str
     sequence_parallel: bool
     cuts: str
+    cp: int = 1
+
+    @property
+    def row_size(self) -> int:
+        """Ranks of a pipeline row."""
+        return self.dp * self.cp * self.tp
 
     @property
     def layout(self) -> Layout:
@@ -45,19 +52,20 @@ class Configuration:
         return self.pp * (1 if self.layout is Layout.BIDIRECTIONAL else self.virtual_stages)
 
     def __str__(self) -> str:
+        context = f" cp={self.cp}" if self.cp > 1 else ""
         if not self.cuts:  # a partial assignment: any schedule, ZeRO stage and cut
             return (
-                f"pp={self.pp} tp={self.tp} dp={self.dp} ep={self.ep} b={self.micro_batch} "
+                f"pp={self.pp} tp={self.tp} dp={self.dp} ep={self.ep}{context} b={self.micro_batch} "
                 f"m={self.num_microbatches} recompute={self.recompute}"
             )
         return (
-            f"pp={self.pp} tp={self.tp} dp={self.dp} ep={self.ep} {self.schedule} v={self.virtual_stages} "
+            f"pp={self.pp} tp={self.tp} dp={self.dp} ep={self.ep}{context} {self.schedule} v={self.virtual_stages} "
             f"zero={self.zero} b={self.micro_batch} m={self.num_microbatches} recompute={self.recompute} "
             f"sp={'on' if self.sequence_parallel else 'off'} cuts={self.cuts}"
         )
 
 
-FIXABLE = tuple(f.name for f in fields(Configuration))
+FIXABLE = tuple(f.name for f in fields(Configuration) if f.name != "cp")
 _WORDS = {
     "schedule": tuple(FAMILIES),
     "zero": ("0", "1", "2", "3"),

@@ -61,10 +61,11 @@ class PhaseSeconds:
 
 
 def mesh_of(config: Configuration) -> Mesh:
-    """Return the mesh of a configuration: pp outermost, tp innermost (its groups stay inside a node); dp is cut
-    into edp x ep where experts are sharded."""
+    """Return the mesh of a configuration: pp outermost, tp innermost (its groups stay inside a node), cp next to it
+    where there is any; dp is cut into edp x ep where experts are sharded."""
     data = (("dp", config.dp),) if config.ep == 1 else (("edp", config.dp // config.ep), ("ep", config.ep))
-    return Mesh((("pp", config.pp), *data, ("tp", config.tp)))
+    context = (("cp", config.cp),) if config.cp > 1 else ()
+    return Mesh((("pp", config.pp), *data, *context, ("tp", config.tp)))
 
 
 class StageCosts:

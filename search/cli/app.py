@@ -74,6 +74,13 @@ def parser() -> Parser:
     trace.add_argument("--kernels", choices=("eager", "fused"), default="eager",
                        help="a kernel an operation, or chains of small ones joined (default: eager)")  # fmt: skip
     trace.set_defaults(run=_trace)
+    from search.cli import predict
+
+    priced = command("predict", "predict step time and memory of one strategy, and where they come from",
+                     "\n\n  piper-search predict --model llama9b --gpus 32 --global-batch 512 --pp 4\n"
+                     "  piper-search predict piper-search-out/best.strategy.yaml --timeline step.html")  # fmt: skip
+    predict.add_options(priced)
+    priced.set_defaults(run=_predict)
     command("models", "list the models that have a preset").set_defaults(run=_models)
     text = "list the clusters; piper-profile clusters says where each number comes from"
     command("clusters", text).set_defaults(run=_clusters)
@@ -120,6 +127,13 @@ def _trace(options: Namespace) -> int:
         options.traced, tp=options.tp, micro_batch=options.micro_batch, seq_len=options.tokens, dtype=options.dtype,
         kernels=options.kernels, as_json=options.json, sequence=options.sequence_parallel,
     )  # fmt: skip
+
+
+def _predict(options: Namespace) -> int:
+    _refuse_search_options(options)
+    from search.cli.predict import run
+
+    return run(options)
 
 
 def _models(options: Namespace) -> int:

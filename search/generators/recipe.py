@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 from piper_core.directives import Order, Place, RecomputeDirective, Replicate, Shard, Split, Stage
@@ -21,11 +22,11 @@ EXPERTS = Filter((("REGION", "expert"),))
 def program_of(config: Configuration, layers_per_stage: tuple[int, ...], bucket_mib: int) -> tuple[Program, Mesh]:
     """Return the program of a configuration and the mesh that it names.
 
-    Buckets hold about one layer (``bucket_mib``). Experts are sharded over ep consecutive data ranks;
-    everything else is replicated over all of dp.
+    Buckets hold about one layer (``bucket_mib``; 0 for one bucket a stage). Experts are sharded over ep consecutive
+    data ranks; everything else is replicated over all of dp.
     """
     mesh, p, m = mesh_of(config), config.pp, config.num_microbatches
-    row_size = config.dp * config.tp
+    row_size = config.row_size
     directives: list[Any] = [Stage(layers_per_stage=layers_per_stage), Split(EVERYTHING, m)]
     for stage, rows in enumerate(rows_of_stage(config.layout, p, config.virtual_stages)):
         for half, row in enumerate(rows):
@@ -35,18 +36,34 @@ def program_of(config: Configuration, layers_per_stage: tuple[int, ...], bucket_
             directives.append(Place(Filter(where), tuple(range(row * row_size, (row + 1) * row_size))))
     if config.ep > 1:
         directives.append(Shard(EXPERTS, kind=ShardKind.EXPERT, axis="ep"))
+    if config.cp > 1:
+        directives.append(Shard(EVERYTHING, kind=ShardKind.CONTEXT, axis="cp"))
     if config.tp > 1:
         kind = ShardKind.SEQUENCE if config.sequence_parallel else ShardKind.TENSOR
         directives.append(Shard(EVERYTHING, kind=kind, axis="tp"))
-    if config.dp > 1 or config.layout is Layout.BIDIRECTIONAL:
+    if config.dp * config.cp > 1 or config.layout is Layout.BIDIRECTIONAL:
         directives.append(
             Replicate(
-                EVERYTHING, bucket_size=bucket_mib, shard_optimizer=config.zero == 1, shard_grads=config.zero >= 2,
-                shard_params=config.zero == 3, axis="dp" if config.ep == 1 else "edp+ep",
+                EVERYTHING, bucket_size=bucket_mib or None, shard_optimizer=config.zero == 1,
+                shard_grads=config.zero >= 2, shard_params=config.zero == 3,
+                axis="dp" if config.ep == 1 else "edp+ep",
             )
         )  # fmt: skip
-    if config.recompute == "full":
-        directives.append(RecomputeDirective(EVERYTHING, Recompute.FULL))
+    directives += _recompute(config.recompute, layers_per_stage)
     grid = get_family(config.schedule).grid(p, m, config.virtual_stages)
     directives.append(Order(actions=tuple(enumerate(grid.rows))))
     return Program(tuple(directives)), mesh
+
+
+def _recompute(policy: str, layers_per_stage: tuple[int, ...]) -> list[RecomputeDirective]:
+    """Return the directive of a policy: none, selective, full, or the number of layers of each stage, its first ones,
+    that run again (Megatron's ``--recompute-method block``)."""
+    if not policy.isdecimal():
+        return [RecomputeDirective(EVERYTHING, Recompute(policy))] if policy != Recompute.NONE else []
+    ends = [*accumulate(layers_per_stage)]
+    chosen = [
+        layer
+        for count, end in zip(layers_per_stage, ends, strict=True)
+        for layer in range(end - count, min(end, end - count + int(policy)))
+    ]
+    return [RecomputeDirective(Filter((("LAYER", tuple(chosen)),)), Recompute.FULL)]

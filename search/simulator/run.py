@@ -86,6 +86,10 @@ class Simulation:
 
     def critical_path(self) -> list[tuple[int, Action]]:
         """Return (row, action) along the longest path of the first step, from its start to its end."""
+        return [(row, action) for row, action, _ in self.critical_path_s()]
+
+    def critical_path_s(self) -> list[tuple[int, Action, float]]:
+        """Return (row, action, seconds) along the longest path of the first step."""
         plan = self.plan
         if not len(plan):
             return []
@@ -95,7 +99,8 @@ class Simulation:
             path.append(cause)
         rows = row_of(plan)
         members = [before.member[t] for t in reversed(path)]
-        return [(int(rows[i]), plan.action(i)) for i in members]
+        lasts = self.end_s - self.start_s
+        return [(int(rows[i]), plan.action(i), float(lasts[i])) for i in members]
 
     def timeline(self) -> Timeline:
         """Return the first step as a timeline; a message shows on both its streams."""

@@ -1,0 +1,156 @@
+"""Predict one strategy: build its program, compile, simulate, count memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from piper_core.arch.closed_form import model_chunks
+from piper_core.arch.huggingface import load_architecture
+from piper_core.arch.record import Architecture
+from piper_core.errors import ConfigError
+from piper_core.ir.dag import Dag, training_dag
+from piper_core.names import Sync
+from piper_core.program.strategy import Header, Strategy, base_dag
+from piper_core.schedule.compile import Compiled, compile_program
+from profiler.spec import Cluster, load_cluster
+from search.bound import Bounds
+from search.candidate import Score
+from search.cost.memory import Memory
+from search.cost.roofline import RooflineCost
+from search.evaluate import assess
+from search.generators.recipe import program_of
+from search.request import Kernels, Request
+from search.simulator.run import Simulation
+from search.space import Configuration
+from search.stage_costs import StageCosts
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a strategy is predicted to do, and where that comes from.
+
+    ``config`` is None for a strategy file, which may say what no configuration can.
+    """
+
+    strategy: Strategy
+    config: Configuration | None
+    compiled: Compiled
+    score: Score
+    simulation: Simulation
+    memory: Memory
+
+    def to_data(self) -> dict[str, Any]:
+        """Return the JSON form: the score's fields, and the strategy in short."""
+        dag = self.compiled.dag
+        return {
+            **self.score.to_data(),
+            "model": dag.model.name,
+            "cluster": self.strategy.header.cluster,
+            "gpus": self.strategy.header.gpus,
+            "strategy": None if self.config is None else describe(self.config) | {"layers_per_stage": layers_of(dag)},
+        }
+
+
+def predict(request: Request) -> Prediction:
+    """Predict what is asked for.
+
+    Raises:
+        ConfigError, DirectiveError: numbers that do not go together; the text says which would do.
+        PlanError: a plan that would not run.
+    """
+    config = request.resolve()
+    batch = config.dp * config.micro_batch * config.num_microbatches
+    model = _Model.of(request.architecture, request.cluster, request.seq_len, request.kernels)
+    layers = model.layers_per_stage(config, request.layers)
+    bucket = model.bounds.bucket_mib(config.tp, config.ep) if request.bucket_mib is None else request.bucket_mib
+    program, mesh = program_of(config, layers, bucket)
+    header = Header(
+        model=request.architecture.name, cluster=request.cluster.name, mesh=mesh, gpus=mesh.size, global_batch=batch,
+        seq_len=request.seq_len, micro_batch=config.micro_batch, sync=request.sync, schedule=config.schedule,
+    )  # fmt: skip
+    base = model.base(batch, request.sync)
+    return _predict(Strategy(header, program), base, model.cost, request.architecture, config)
+
+
+def predict_strategy(strategy: Strategy, cluster: Cluster | None = None) -> Prediction:
+    """Predict a strategy file, on the cluster that its header names or on another.
+
+    Raises:
+        ConfigError, ProgramError: a header without model or cluster, or with one that is unknown.
+        DirectiveError: a directive does not apply; PlanError: a plan that would not run.
+    """
+    header = strategy.header
+    if cluster is None:
+        if header.cluster is None:
+            raise ConfigError("the strategy names no cluster; give one with --cluster, or a header field cluster")
+        cluster = load_cluster(header.cluster)
+    base = base_dag(strategy)
+    known = header.model and not header.model.startswith(("dense:", "moe:"))
+    architecture = load_architecture(header.model) if header.model and known else None
+    return _predict(strategy, base, _cost(cluster), architecture, None)
+
+
+def _predict(
+    strategy: Strategy, base: Dag, cost: RooflineCost, architecture: Architecture | None, config: Configuration | None
+) -> Prediction:
+    header = strategy.header
+    compiled = compile_program(strategy.program, base, header.world)
+    gpus = header.world.size if header.world else len({rank for row in compiled.plan.rows for rank in row})
+    found = assess(
+        compiled, cost, cost.cluster.device, seq_len=base.model.seq_len, gpus=gpus,
+        global_batch=header.global_batch, architecture=architecture,
+    )  # fmt: skip
+    return Prediction(strategy, config, compiled, found.score, found.simulation, found.memory)
+
+
+def describe(config: Configuration) -> dict[str, Any]:
+    """Return a configuration's fields under the names that reports use."""
+    return {
+        "pp": config.pp, "tp": config.tp, "dp": config.dp, "ep": config.ep, "cp": config.cp,
+        "schedule": config.schedule, "virtual_stages": config.virtual_stages, "zero_stage": config.zero,
+        "micro_batch": config.micro_batch, "num_microbatches": config.num_microbatches,
+        "recompute": config.recompute, "sequence_parallel": config.sequence_parallel,
+    }  # fmt: skip
+
+
+def layers_of(dag: Dag) -> list[int]:
+    """Return how many layers each stage of a compiled DAG holds."""
+    stage, layer = dag.nodes.stage[dag.compute], dag.chunk_tag("LAYER")[dag.nodes.chunk[dag.compute]]
+    held = {(int(s), int(a)) for s, a in zip(stage, layer, strict=True) if 0 <= a < dag.model.layers}
+    return [sum(s == each for s, _ in held) for each in range(dag.stages)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """A model on a cluster with what all its predictions share: chunk table, prices, costs of stages."""
+
+    cost: RooflineCost
+    costs: StageCosts
+    bounds: Bounds
+
+    @staticmethod
+    def of(architecture: Architecture, cluster: Cluster, seq_len: int, kernels: Kernels) -> _Model:
+        return _model(architecture, cluster, seq_len, kernels)
+
+    def base(self, global_batch: int, sync: Sync) -> Dag:
+        return training_dag(self.costs.model, global_batch=global_batch, sync=sync)
+
+    def layers_per_stage(self, config: Configuration, layers: tuple[int, ...] | str) -> tuple[int, ...]:
+        return self.costs.of(config)[0] if isinstance(layers, str) else layers
+
+
+@lru_cache(maxsize=64)
+def _model(architecture: Architecture, cluster: Cluster, seq_len: int, kernels: Kernels) -> _Model:
+    chunks = model_chunks(
+        architecture, seq_len, attention=kernels.attention, norm=kernels.norm, activation=kernels.activation
+    )
+    cost = _cost(cluster)
+    costs = StageCosts(chunks, cost)
+    return _Model(cost, costs, Bounds(costs, cost, cluster.device.context_bytes))
+
+
+@lru_cache(maxsize=16)
+def _cost(cluster: Cluster) -> RooflineCost:
+    return RooflineCost(cluster)
