@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -40,3 +41,13 @@ class Score:
         """Return the record for JSON."""
         data = asdict(self)
         return data | {"peak_memory_bytes": list(self.peak_memory_bytes), "memory": list(self.memory)}
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Score:
+        """Return the record that :meth:`to_data` wrote.
+
+        Raises:
+            TypeError, ValueError: something else.
+        """
+        tuples = {name: tuple(data[name]) for name in ("peak_memory_bytes", "memory") if name in data}
+        return cls(**{**data, **tuples})

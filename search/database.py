@@ -1,0 +1,157 @@
+"""What a search has evaluated, kept in a file so that a killed search goes on where it was.
+
+``candidates.jsonl``: the first line says what is searched, each further line one configuration and its score, or why it
+was rejected. Lines are added batch by batch and forced to disk; a line that a kill cut short is dropped when the file is
+read again. Since what a search asks for depends on nothing but the scores that it was told, going on is running again
+with the known answers at hand, and ends where the uninterrupted search ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from piper_core.errors import ConfigError
+from search.candidate import Score
+from search.space import Configuration
+
+FILE = "candidates.jsonl"
+FORMAT = 1
+Outcome: TypeAlias = Score | str
+"""A score, or the reason why a configuration was rejected."""
+
+
+class Database:
+    """The evaluations of one search, in the order in which they were made."""
+
+    def __init__(self, path: Path, known: Mapping[Configuration, Outcome]) -> None:
+        self.path = path
+        self.known = dict(known)
+
+    @classmethod
+    def start(cls, folder: Path, search: Mapping[str, Any]) -> Database:
+        """Begin a new search in ``folder``, in place of what an earlier run of the same search left there.
+
+        Raises:
+            ConfigError: the folder holds another search, or cannot be written to.
+        """
+        path = folder / FILE
+        if path.exists() and _head(path) != _normal(search):
+            raise ConfigError(f"{folder} holds another search ({_differs(_head(path), search)}); name another --out")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            aside = path.with_name(f".{FILE}.{os.getpid()}")
+            aside.write_text(_line({"format": FORMAT, "search": _normal(search)}), encoding="utf-8")
+            os.replace(aside, path)
+        except OSError as error:
+            raise ConfigError(f"cannot write {path}: {error.strerror}; name another --out") from None
+        return cls(path, {})
+
+    @classmethod
+    def resume(cls, folder: Path, search: Mapping[str, Any]) -> Database:
+        """Open the search that a run left in ``folder``.
+
+        Raises:
+            ConfigError: nothing there, not a search's file, or another search.
+        """
+        path = folder / FILE
+        if not path.is_file():
+            raise ConfigError(f"--resume {folder}: there is no {FILE} in it; name the --out of an earlier search")
+        head = _head(path)
+        if head != _normal(search):
+            raise ConfigError(f"--resume {folder} holds another search: {_differs(head, search)}")
+        known, whole = _read(path)
+        if whole < path.stat().st_size:  # cut short by a kill
+            os.truncate(path, whole)
+        return cls(path, known)
+
+    def record(self, outcomes: Iterable[tuple[Configuration, Outcome]]) -> None:
+        """Add what is new of a batch."""
+        new = [(config, outcome) for config, outcome in outcomes if config not in self.known]
+        if not new:
+            return
+        with self.path.open("a", encoding="utf-8") as file:
+            for config, outcome in new:
+                self.known[config] = outcome
+                result = {"rejected": outcome} if isinstance(outcome, str) else {"score": outcome.to_data()}
+                file.write(_line({"config": asdict(config), **result}))
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _line(data: Mapping[str, Any]) -> str:
+    return json.dumps(data, separators=(",", ":")) + "\n"
+
+
+def _normal(search: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what JSON makes of it, to compare with what was read."""
+    found: dict[str, Any] = json.loads(json.dumps(search))
+    return found
+
+
+def _head(path: Path) -> dict[str, Any]:
+    """Return what the file says it searches.
+
+    Raises:
+        ConfigError: not a file of this format.
+    """
+    try:
+        with path.open(encoding="utf-8") as file:
+            first = json.loads(file.readline(1 << 20))
+        if first["format"] != FORMAT:
+            raise ConfigError(f"{path} has format {str(first['format'])[:20]}, this version reads {FORMAT}")
+        head = first["search"]
+        if not isinstance(head, dict):
+            raise TypeError
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ConfigError(f"{path} is not a search's file: its first line does not say what was searched") from None
+    return head
+
+
+def _differs(head: Mapping[str, Any], search: Mapping[str, Any]) -> str:
+    """Say which parts of two searches differ."""
+    wanted = _normal(search)
+    names = [name for name in {**head, **wanted} if head.get(name) != wanted.get(name)]
+    pairs = [f"{name} {_short(head.get(name))} there, {_short(wanted.get(name))} here" for name in names]
+    return "; ".join(pairs[:3])
+
+
+def _short(value: object) -> str:
+    text = "not given" if value is None else json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _read(path: Path) -> tuple[dict[Configuration, Outcome], int]:
+    """Return the outcomes, and the bytes up to the end of the last whole line.
+
+    Raises:
+        ConfigError: a whole line that is not an outcome.
+    """
+    known: dict[Configuration, Outcome] = {}
+    whole = 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                break
+            if number > 1:
+                try:
+                    config, outcome = _outcome(json.loads(line))
+                except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                    raise ConfigError(f"{path}, line {number}: not an outcome; the file was changed") from None
+                known[config] = outcome
+            whole += len(line)
+    return known, whole
+
+
+def _outcome(data: Mapping[str, Any]) -> tuple[Configuration, Outcome]:
+    config = Configuration(**data["config"])
+    types = {field.name: type(getattr(config, field.name)) for field in fields(config)}
+    if any(kind not in (int, str, bool) for kind in types.values()):
+        raise TypeError
+    return config, str(data["rejected"]) if "rejected" in data else Score.from_data(data["score"])
