@@ -7,13 +7,15 @@ found so far cannot win.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
 from math import ceil
+from typing import assert_never
 
 from piper_core.arch.chunk import Chunk, Saved
-from piper_core.names import Collective
+from piper_core.names import Collective, Recompute, Region
 from piper_core.schedule.families import FAMILIES
 from piper_core.schedule.grid import Grid, Layout
 from search.cost.base import CostModel
@@ -27,11 +29,10 @@ from search.row_parts import (
     everyone,
     peak_of,
     stages_of_row,
-    strided,
     sum_parameters,
 )
 from search.space import Configuration
-from search.stage_costs import PhaseSeconds, StageCosts, mixed
+from search.stage_costs import PhaseSeconds, Shards, StageCosts, mesh_of, mixed, ranks_of, shards_of
 
 COMPUTE_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES = 2, 4, 12
 """Bytes a parameter: bf16 weight; fp32 accumulated gradient; fp32 master weight and two Adam moments."""
@@ -76,22 +77,45 @@ class Bounds:
         first, last = (count_parameters(chunks, tp, ep) for chunks in (self.costs.first, self.costs.last))
         return first, [count_parameters(kind, tp, ep) for kind in self.costs.kinds], last
 
-    def _saved(self, tp: int, sequence: bool, recompute: bool) -> tuple[float, list[float], float]:
+    def _saved(self, shard: Shards, policy: Recompute) -> tuple[float, list[float], float]:
         """Return the bytes that (embedding, one layer of each kind, head) keep of a sequence from F to the backward."""
 
-        def kept(chunks: list[Chunk], full: bool) -> float:
-            held = chunks[:1] if full else chunks
-            total = sum(((c.saved_full if full else c.saved) for c in held), Saved())
-            return total.sharded / tp + total.replicated / (tp if sequence else 1)
+        def size(each: Saved) -> float:
+            return (each.sharded / shard.tp + each.replicated / (shard.tp if shard.sequence else 1)) / shard.cp
 
-        layers = [kept(kind, recompute) for kind in self.costs.kinds]
-        return kept(self.costs.first, False), layers, kept(self.costs.last, False)
+        def kept(chunks: list[Chunk], policy: Recompute) -> float:
+            match policy:
+                case Recompute.NONE:
+                    return sum(size(c.saved) for c in chunks)
+                case Recompute.SELECTIVE:
+                    return sum(size(c.saved_selective if c.region is Region.ATTENTION else c.saved) for c in chunks)
+                case Recompute.FULL:
+                    return size(chunks[0].saved_full)
+                case _:
+                    assert_never(policy)
+
+        layers = [kept(kind, policy) for kind in self.costs.kinds]
+        return kept(self.costs.first, Recompute.NONE), layers, kept(self.costs.last, Recompute.NONE)
+
+    def _saved_of_stages(self, config: Configuration, counts: tuple[int, ...]) -> list[float]:
+        """Return the bytes that each stage keeps of a microbatch."""
+        shard, policy = shards_of(config), config.recompute
+        whole = Recompute.NONE if policy.isdecimal() else Recompute(policy)
+        first, each, last = self.saved(shard, whole)
+        saved = [_total(each, kinds) for kinds in self.costs.composition(counts)]
+        if policy.isdecimal():
+            less = [full - none for full, none in zip(self.saved(shard, Recompute.FULL)[1], each, strict=True)]
+            again = self.costs.repeated(counts, policy)
+            saved = [size + _total(less, kinds) for size, kinds in zip(saved, again, strict=True)]
+        saved[0] += first
+        saved[-1] += last
+        return [size * config.micro_batch for size in saved]
 
     def shape(self, config: Configuration) -> Shape:
         """Return what a configuration shares with others (kept)."""
         layout = config.layout
-        key = (layout, config.pp, config.virtual_stages, config.cuts, config.tp, config.ep, config.dp,
-               config.micro_batch, config.sequence_parallel, config.recompute)  # fmt: skip
+        key = (layout, config.pp, config.virtual_stages, config.cuts, config.tp, config.ep, config.dp, config.cp,
+               config.outer, config.micro_batch, config.sequence_parallel, config.recompute)  # fmt: skip
         known = self._shapes.get(key)
         if known is not None:
             return known
@@ -101,11 +125,7 @@ class Bounds:
         numel = [sum_parameters(layers, each) for each in held]
         numel[0] = numel[0] + embed
         numel[-1] = numel[-1] + head
-        first, each, last = self.saved(config.tp, config.sequence_parallel, config.recompute == "full")
-        saved = [sum(size * n for size, n in zip(each, kinds, strict=True)) for kinds in held]
-        saved[0] += first
-        saved[-1] += last
-        saved = [size * config.micro_batch for size in saved]
+        saved = self._saved_of_stages(config, counts)
         mine = stages_of_row(layout, config.pp, config.virtual_stages)
         least = [min(saved[s] for s in row) for row in mine]
         shape = Shape(counts, held, stages, numel, saved, mine, least, self.costs.message_s(config))
@@ -122,7 +142,7 @@ class Bounds:
         known = shape.static.get(config.zero)
         if known is None:
             copies = 2 if config.layout is Layout.BIDIRECTIONAL else 1
-            dense, expert = config.dp * copies, config.dp // config.ep * copies
+            dense, expert = config.dp * config.cp * copies, config.dp // config.ep * config.cp * copies
             known = []
             for held in shape.mine:
                 whole = sum(shape.numel[s].over(1, 1) for s in held)
@@ -174,7 +194,7 @@ class Bounds:
         return best + self._norm_s(config)
 
     def _norm_s(self, config: Configuration) -> float:
-        return self.cost.collective_s(Collective.ALL_REDUCE, 4.0, everyone(config.pp * config.dp * config.tp))
+        return self.cost.collective_s(Collective.ALL_REDUCE, 4.0, everyone(config.pp * config.row_size))
 
     def _busy(
         self, config: Configuration, shape: Shape, overlapping: bool, split: bool
@@ -226,10 +246,11 @@ class Bounds:
     def _syncs(self, config: Configuration, shape: Shape, row: int) -> dict[int, StageSync]:
         """Return what each stage of a row updates and communicates for data parallelism."""
         last, both = len(shape.counts) - 1, config.layout is Layout.BIDIRECTIONAL
-        rows = (row, config.pp - 1 - row) if both else (0,)
+        rows = (row, config.pp - 1 - row) if both else (row,)
         found = {}
         for s in shape.mine[row]:
-            key = config.tp, config.ep, config.dp, config.zero, rows, shape.held[s], s == 0, s == last
+            key = (config.pp, config.tp, config.ep, config.dp, config.cp, config.outer, config.zero, rows,
+                   shape.held[s], s == 0, s == last)  # fmt: skip
             known = self._known_syncs.get(key)
             if known is None:
                 known = self._known_syncs[key] = self._stage_sync(config, shape, s, rows)
@@ -238,7 +259,7 @@ class Bounds:
 
     def _stage_sync(self, config: Configuration, shape: Shape, s: int, rows: tuple[int, ...]) -> StageSync:
         zero, gather = config.zero, Collective.ALL_GATHER
-        degrees = (config.dp, config.dp // config.ep) if zero else (1, 1)
+        degrees = (config.dp * config.cp, config.dp // config.ep * config.cp) if zero else (1, 1)
         kind = Collective.REDUCE_SCATTER if zero else Collective.ALL_REDUCE
         width = COMPUTE_BYTES if zero >= 2 else GRADIENT_BYTES
         held, first = shape.numel[s], self.ends(config.tp, config.ep, False)[0 if s == 0 else 1]
@@ -255,11 +276,12 @@ class Bounds:
     ) -> float:
         """Return the seconds of one collective for each class of parameters, ``width`` bytes each, as one bucket; over
         both rows of a stage that lies on two."""
-        span, tp = config.dp * config.tp, config.tp
+        ranks = ranks_of(mesh_of(config))
         seconds = 0.0
-        for numel, step in ((held.dense, tp), (held.expert, config.ep * tp)):
-            if numel and (span > step or len(rows) > 1):
-                seconds += self.cost.collective_s(kind, numel * width, strided(rows, span, step))
+        for numel, groups in ((held.dense, ranks.dense), (held.expert, ranks.experts)):
+            if numel:
+                members = groups[rows[0]] if len(rows) == 1 else tuple(sorted(r for row in rows for r in groups[row]))
+                seconds += self.cost.collective_s(kind, numel * width, members) if len(members) > 1 else 0.0
         return seconds
 
     def replay(self, config: Configuration) -> float:
@@ -290,7 +312,9 @@ class Bounds:
         overlapping, zero = config.schedule in OVERLAPPING, config.zero
         whole, compute, chain, gathers = [], [], [], []
         stages = len(shape.stages)
-        ahead, behind = self._gathers(config, shape) if zero == 3 and config.dp > 1 else ([0.0] * stages,) * 2
+        ahead, behind = (
+            self._gathers(config, shape) if zero == 3 and config.dp * config.cp > 1 else ([0.0] * stages,) * 2
+        )
         for s, piece in enumerate(shape.stages):
             forward, backward = ahead[s], behind[s]
             gathers += [forward, backward, backward, 0.0]
@@ -318,9 +342,7 @@ class Bounds:
     def _inner_exchange(self, config: Configuration, stage: int, stages: int) -> tuple[float, float]:
         """Return the exchanges of a stage's outermost chunks, in F and in B: members of an overlap group may have them
         before the group starts, or after its row is free again."""
-        embed, layer, head = self.costs.outer(
-            config.tp, config.ep, config.dp, config.micro_batch, config.sequence_parallel
-        )
+        embed, layer, head = self.costs.outer(shards_of(config), config.micro_batch)
         found = [layer, *([embed] if stage == 0 else []), *([head] if stage == stages - 1 else [])]
         return sum(each.f_exchange for each in found), sum(each.b_exchange for each in found)
 
@@ -390,24 +412,29 @@ class Bounds:
         Seconds are the mean row's work. Bytes are its state under ZeRO-3: two copies of each stage, of which ZeRO-1
         shards the optimizer alone, take no less.
         """
-        embed, kinds, head = self.costs.pieces(
-            part.tp, part.ep, part.dp, part.micro_batch, part.sequence_parallel, part.recompute == "full"
-        )
+        shard = shards_of(part)
+        embed, kinds, head = self.costs.pieces(shard, part.micro_batch)
         (layers,) = self.costs.composition((self.costs.model.layers,))
         whole = embed + mixed(kinds, layers) + head
+        if part.recompute in (Recompute.SELECTIVE, Recompute.FULL):
+            whole += mixed(self.costs.repeats(shard, part.micro_batch, Recompute(part.recompute)), layers)
         exchange = part.schedule not in OVERLAPPING
         compute = whole.forward(exchange=exchange) + min(_backward(whole, split, exchange) for split in (False, True))
         talk = _talk(whole, part)
         seconds = part.num_microbatches * max(compute, talk) / part.pp
         first, each, last = self.numel(part.tp, part.ep)
-        least = (first + sum_parameters(each, layers) + last).over(part.dp, part.dp // part.ep)
+        least = (first + sum_parameters(each, layers) + last).over(part.dp * part.cp, part.dp // part.ep * part.cp)
         size = (COMPUTE_BYTES + GRADIENT_BYTES + OPTIMIZER_BYTES) * least / part.pp
         return seconds, size + self.context_bytes
 
 
+def _total(sizes: Sequence[float], counts: Sequence[int]) -> float:
+    return sum(size * n for size, n in zip(sizes, counts, strict=True))
+
+
 def _talk(piece: PhaseSeconds, config: Configuration) -> float:
     """Return the seconds of a microbatch on the busier of the streams of its inner collectives."""
-    streams = 2 if config.tp > 1 and config.ep > 1 else 1
+    streams = max(1, sum(degree > 1 for degree in (config.tp, config.ep, config.cp)))
     return (piece.f_exchange + min(piece.b_exchange, piece.bi_exchange)) / streams
 
 

@@ -76,12 +76,6 @@ def everyone(ranks: int) -> tuple[int, ...]:
 
 
 @cache
-def strided(rows: tuple[int, ...], span: int, step: int) -> tuple[int, ...]:
-    """Return every ``step``-th rank of rows of ``span`` ranks."""
-    return tuple(sorted({row * span + i for row in rows for i in range(0, span, step)}))
-
-
-@cache
 def stages_of_row(layout: Layout, pp: int, v: int) -> tuple[tuple[int, ...], ...]:
     """Return the stages that each row holds."""
     held: list[list[int]] = [[] for _ in range(pp)]

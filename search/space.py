@@ -20,7 +20,11 @@ CUTS = ("balanced", "even")
 class Configuration:
     """One point of the space. ``dp`` counts every rank that divides the batch (experts lie inside it);
     ``cuts`` is how layers fall on stages: ``balanced`` by time with embedding and head, or ``even``. ``recompute`` is
-    none, selective, full, or how many layers of each stage, the first ones, are fully recomputed."""
+    none, selective, full, or how many layers of each stage, the first ones, are fully recomputed. ``outer`` is the
+    outermost axis of the mesh on the topology, pp or dp: neighbours along it are farthest apart. ``bucket`` is how many
+    layers' parameters a bucket holds (0: a whole stage's), ``prefetch`` how many gathers may run ahead of compute;
+    ``streams`` is which collectives beside compute share a stream: each kind its own, those of ``data`` parallelism, or
+    ``all``."""
 
     pp: int
     tp: int
@@ -35,6 +39,10 @@ class Configuration:
     sequence_parallel: bool
     cuts: str
     cp: int = 1
+    outer: str = "pp"
+    bucket: int = 1
+    prefetch: int = 1
+    streams: str = "own"
 
     @property
     def row_size(self) -> int:

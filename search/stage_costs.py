@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from heapq import heapify, heapreplace
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from piper_core.arch.chunk import Chunk, ModelChunks
-from piper_core.arch.contract import contract, payload_bytes
+from piper_core.arch.contract import contract, exchanged_bytes
 from piper_core.mesh import Mesh
-from piper_core.names import Axis, Phase, Region, ShardKind
+from piper_core.names import Axis, Phase, Recompute, Region, ShardKind
 from piper_core.schedule.grid import Layout, rows_of_stage
 from search.cost.base import CostModel
 from search.space import Configuration
@@ -60,12 +61,70 @@ class PhaseSeconds:
         return self.bw + (self.bw_exchange if exchange else 0.0)
 
 
+NOTHING = PhaseSeconds(*[0.0] * 9)
+
+
+class Shards(NamedTuple):
+    """How the chunks of a model are divided, the batch aside."""
+
+    tp: int
+    ep: int
+    cp: int
+    sequence: bool
+
+
+@cache
+def inner_groups(tp: int, ep: int, cp: int) -> dict[Axis, tuple[int, ...]]:
+    """Return the first group of each inner axis; tp is innermost, then cp, then ep, whatever is outermost."""
+    tensor = tuple(range(tp))
+    return {
+        Axis.TENSOR: tensor,
+        Axis.SEQUENCE: tensor,
+        Axis.CONTEXT: tuple(i * tp for i in range(cp)),
+        Axis.EXPERT: tuple(i * cp * tp for i in range(ep)),
+    }
+
+
+def shards_of(config: Configuration) -> Shards:
+    """Return how a configuration divides chunks."""
+    return Shards(config.tp, config.ep, config.cp, config.sequence_parallel)
+
+
 def mesh_of(config: Configuration) -> Mesh:
-    """Return the mesh of a configuration: pp outermost, tp innermost (its groups stay inside a node), cp next to it
-    where there is any; dp is cut into edp x ep where experts are sharded."""
-    data = (("dp", config.dp),) if config.ep == 1 else (("edp", config.dp // config.ep), ("ep", config.ep))
-    context = (("cp", config.cp),) if config.cp > 1 else ()
-    return Mesh((("pp", config.pp), *data, *context, ("tp", config.tp)))
+    """Return the mesh of a configuration: tp innermost, so that its groups stay inside a node, cp next to it; dp is cut
+    into edp x ep where experts are sharded. ``outer`` says whether pp or (e)dp is outermost."""
+    ep, context = config.ep, (("cp", config.cp),) if config.cp > 1 else ()
+    pipeline = (("pp", config.pp),)
+    data = (("dp", config.dp),) if ep == 1 else (("edp", config.dp // ep),)
+    inner = (("ep", ep),) if ep > 1 else ()
+    first = pipeline + data if config.outer == "pp" else data + pipeline
+    return Mesh((*first, *inner, *context, ("tp", config.tp)))
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Which ranks of a mesh belong together: for each row its ranks, and the first group over which its dense and its
+    expert parameters are reduced."""
+
+    rows: tuple[tuple[int, ...], ...]
+    dense: tuple[tuple[int, ...], ...]
+    experts: tuple[tuple[int, ...], ...]
+
+
+@lru_cache(maxsize=4096)
+def ranks_of(mesh: Mesh) -> Ranks:
+    """Return the groups of a mesh of :func:`mesh_of`."""
+
+    def groups(*names: str) -> tuple[tuple[int, ...], ...]:
+        return mesh.groups(*(name for name in names if name in mesh.names))
+
+    def first(found: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+        """The group of each row that holds the row's first rank."""
+        starts = {group[0]: group for group in found}
+        return tuple(starts[row[0]] for row in rows)
+
+    rows = groups("dp", "edp", "ep", "cp", "tp")
+    return Ranks(rows, first(groups("dp", "edp", "ep", "cp")), first(groups("dp", "edp", "cp")))
 
 
 class StageCosts:
@@ -79,6 +138,8 @@ class StageCosts:
         self.kinds, self.kind_of = _layer_kinds(model)
         self.composition = lru_cache(maxsize=None)(self._composition)
         self.pieces = lru_cache(maxsize=None)(self._pieces)
+        self.repeats = lru_cache(maxsize=None)(self._repeats)
+        self.repeated = lru_cache(maxsize=None)(self._repeated)
         self.outer = lru_cache(maxsize=None)(self._outer)
         self.layers_per_stage = lru_cache(maxsize=None)(self._layers_per_stage)
         self.stages = lru_cache(maxsize=100_000)(self._stages)
@@ -88,51 +149,65 @@ class StageCosts:
         ends = [0, *accumulate(counts)]
         return tuple(tuple(self.kind_of[a:b].count(kind) for kind in range(len(self.kinds))) for a, b in pairwise(ends))
 
-    def _pieces(
-        self, tp: int, ep: int, dp: int, b: int, sequence: bool, recompute: bool
-    ) -> tuple[PhaseSeconds, tuple[PhaseSeconds, ...], PhaseSeconds]:
-        """Return the costs of (embedding, one layer of each kind, head)."""
+    def _pieces(self, shard: Shards, b: int) -> tuple[PhaseSeconds, tuple[PhaseSeconds, ...], PhaseSeconds]:
+        """Return the costs of (embedding, one layer of each kind, head), nothing recomputed."""
 
-        def total(chunks: list[Chunk], recompute: bool) -> PhaseSeconds:
-            costs = (self._chunk(chunk, tp, ep, dp, b, sequence, recompute) for chunk in chunks)
-            return sum(costs, PhaseSeconds(*[0.0] * 9))
+        def total(chunks: list[Chunk]) -> PhaseSeconds:
+            return sum((self._chunk(chunk, shard, b) for chunk in chunks), NOTHING)
 
-        return total(self.first, False), tuple(total(kind, recompute) for kind in self.kinds), total(self.last, False)
+        return total(self.first), tuple(total(kind) for kind in self.kinds), total(self.last)
 
-    def _outer(
-        self, tp: int, ep: int, dp: int, b: int, sequence: bool
-    ) -> tuple[PhaseSeconds, PhaseSeconds, PhaseSeconds]:
+    def _repeats(self, shard: Shards, b: int, policy: Recompute) -> tuple[PhaseSeconds, ...]:
+        """Return what one layer of each kind takes to be recomputed."""
+
+        def total(chunks: list[Chunk]) -> PhaseSeconds:
+            return sum((self._repeat(chunk, shard, b, policy) for chunk in chunks), NOTHING)
+
+        return tuple(total(kind) for kind in self.kinds)
+
+    def _outer(self, shard: Shards, b: int) -> tuple[PhaseSeconds, PhaseSeconds, PhaseSeconds]:
         """Return the costs of (embedding, the first and the last chunk of a layer together, head); of several kinds of
         layer the most, field by field."""
 
         def cost(chunk: Chunk) -> PhaseSeconds:
-            return self._chunk(chunk, tp, ep, dp, b, sequence, False)
+            return self._chunk(chunk, shard, b)
 
         ends = [cost(kind[0]) + cost(kind[-1]) for kind in self.kinds]
         most = PhaseSeconds(*(max(getattr(end, name) for end in ends) for name in PhaseSeconds.__slots__))
         return cost(self.first[0]), most, cost(self.last[-1])
 
-    def _chunk(self, chunk: Chunk, tp: int, ep: int, dp: int, b: int, sequence: bool, recompute: bool) -> PhaseSeconds:
-        expert = ep if chunk.region is Region.EXPERT else 1
-        kinds = [ShardKind.SEQUENCE if sequence else ShardKind.TENSOR] if tp > 1 else []
-        kinds += [ShardKind.EXPERT] if expert > 1 else []
-        groups = {Axis.TENSOR: tuple(range(tp)), Axis.SEQUENCE: tuple(range(tp)),
-                  Axis.EXPERT: tuple(i * tp for i in range(expert))}  # fmt: skip
+    def _compute(self, chunk: Chunk, shard: Shards, b: int, phase: Phase, policy: Recompute = Recompute.FULL) -> float:
+        expert = shard.ep if chunk.region is Region.EXPERT else 1
+        return self.cost.compute_s(chunk, phase, b, shard.tp, shard.sequence, shard.cp, expert, policy)
 
-        def compute(phase: Phase) -> float:
-            return self.cost.compute_s(chunk, phase, b, tp, sequence, 1, expert)
+    def _exchange(self, chunk: Chunk, shard: Shards, b: int, phase: Phase, *, context_only: bool = False) -> float:
+        """Return the seconds of a chunk's inner collectives; each moves what tokens its rank has."""
+        groups = inner_groups(shard.tp, shard.ep, shard.cp)
+        kinds = []
+        if shard.tp > 1 and not context_only:
+            kinds.append(ShardKind.SEQUENCE if shard.sequence else ShardKind.TENSOR)
+        if shard.ep > 1 and chunk.region is Region.EXPERT and not context_only:
+            kinds.append(ShardKind.EXPERT)
+        if shard.cp > 1:
+            kinds.append(ShardKind.CONTEXT)
+        return sum(
+            self.cost.collective_s(e.collective, exchanged_bytes(e, chunk, shard.tp, shard.cp) * b, groups[e.axis])
+            for kind in kinds
+            for e in contract(chunk.region, kind, phase)
+        )
 
-        def exchange(phase: Phase) -> float:
-            return sum(
-                self.cost.collective_s(e.collective, payload_bytes(e, chunk) * b, groups[e.axis])
-                for kind in kinds
-                for e in contract(chunk.region, kind, phase)
-            )
+    def _chunk(self, chunk: Chunk, shard: Shards, b: int) -> PhaseSeconds:
+        seconds = [self._compute(chunk, shard, b, phase) for phase in (Phase.F, Phase.BI, Phase.BW)]
+        seconds += [self._exchange(chunk, shard, b, phase) for phase in (Phase.F, Phase.B, Phase.BI, Phase.BW)]
+        return PhaseSeconds(*seconds)
 
-        seconds = [compute(phase) for phase in (Phase.F, Phase.BI, Phase.BW)]
-        seconds += [exchange(phase) for phase in (Phase.F, Phase.B, Phase.BI, Phase.BW)]
-        again = [compute(Phase.R), exchange(Phase.F)] if recompute else [0.0, 0.0]
-        return PhaseSeconds(*seconds, *again)
+    def _repeat(self, chunk: Chunk, shard: Shards, b: int, policy: Recompute) -> PhaseSeconds:
+        """Return R: all of a chunk with its collectives, or the attention core with those of context parallelism."""
+        if policy is Recompute.SELECTIVE and chunk.region is not Region.ATTENTION:
+            return NOTHING
+        seconds = self._compute(chunk, shard, b, Phase.R, policy)
+        talk = self._exchange(chunk, shard, b, Phase.F, context_only=policy is Recompute.SELECTIVE)
+        return replace(NOTHING, r=seconds, r_exchange=talk)
 
     def _layers_per_stage(
         self, layout: Layout, pp: int, v: int, cuts: str, weights: tuple[float, float, float]
@@ -145,50 +220,56 @@ class StageCosts:
         return balanced_rows(self.model.layers, layout, pp, v, weights)
 
     def _stages(
-        self,
-        layout: Layout,
-        pp: int,
-        v: int,
-        cuts: str,
-        tp: int,
-        ep: int,
-        dp: int,
-        b: int,
-        sequence: bool,
-        recompute: bool,
+        self, layout: Layout, pp: int, v: int, cuts: str, shard: Shards, b: int, policy: str
     ) -> tuple[tuple[int, ...], tuple[PhaseSeconds, ...]]:
         """Return layers per stage, and the costs of each stage."""
-        embed, kinds, head = self.pieces(tp, ep, dp, b, sequence, recompute)
-        mean = sum(kinds[kind].forward() + kinds[kind].backward() for kind in self.kind_of) / len(self.kind_of)
+        embed, kinds, head = self.pieces(shard, b)
+        again = self.repeats(shard, b, Recompute.SELECTIVE if policy == Recompute.SELECTIVE else Recompute.FULL)
+        each = (
+            kinds
+            if policy == Recompute.NONE or policy.isdecimal()
+            else [a + r for a, r in zip(kinds, again, strict=True)]
+        )
+        mean = sum(each[kind].forward() + each[kind].backward() for kind in self.kind_of) / len(self.kind_of)
         weights = embed.forward() + embed.backward(), mean, head.forward() + head.backward()
         counts = self.layers_per_stage(layout, pp, v, cuts, weights)
         held = self.composition(counts)
-        times = {each: mixed(kinds, each) for each in set(held)}
-        costs = [times[each] for each in held]
+        repeated = self.repeated(counts, policy)
+        times = {(some, r): mixed(kinds, some) + mixed(again, r) for some, r in set(zip(held, repeated, strict=True))}
+        costs = [times[pair] for pair in zip(held, repeated, strict=True)]
         costs[0] = costs[0] + embed
         costs[-1] = costs[-1] + head
         return counts, tuple(costs)
 
+    def _repeated(self, counts: tuple[int, ...], policy: str) -> tuple[tuple[int, ...], ...]:
+        """Return, for each stage, how many layers of each kind are recomputed: all, none, or its first ones."""
+        most = 0 if policy == Recompute.NONE else int(policy) if policy.isdecimal() else self.model.layers
+        starts = [0, *accumulate(counts)]
+        return tuple(
+            tuple(self.kind_of[a : a + min(n, most)].count(kind) for kind in range(len(self.kinds)))
+            for a, n in zip(starts, counts, strict=False)
+        )
+
     def of(self, config: Configuration) -> tuple[tuple[int, ...], tuple[PhaseSeconds, ...]]:
         """Return (layers per stage, costs of each stage) of a configuration."""
         return self.stages(
-            config.layout, config.pp, config.virtual_stages, config.cuts, config.tp, config.ep, config.dp,
-            config.micro_batch, config.sequence_parallel, config.recompute == "full",
+            config.layout, config.pp, config.virtual_stages, config.cuts, shards_of(config), config.micro_batch,
+            config.recompute,
         )  # fmt: skip
 
     def message_s(self, config: Configuration) -> float:
         """Return the seconds of the quickest message between neighbouring rows (0 without a pipeline)."""
         if config.pp == 1:
             return 0.0
-        size = self.kinds[0][-1].output_bytes * config.micro_batch / (config.tp if config.sequence_parallel else 1)
-        row = config.dp * config.tp
-        return self.cost.send_s(size, tuple(range(row)), tuple(range(row, 2 * row)))
+        size = self.kinds[0][-1].output_bytes * config.micro_batch / config.cp
+        size /= config.tp if config.sequence_parallel else 1
+        return min(self.cost.send_s(size, a, b) for a, b in pairwise(ranks_of(mesh_of(config)).rows))
 
 
 def mixed(kinds: Sequence[PhaseSeconds], counts: Sequence[int]) -> PhaseSeconds:
     """Return the costs of some layers of each kind, one after the other."""
     parts = (kind.times(n) for kind, n in zip(kinds, counts, strict=True))
-    return sum(parts, PhaseSeconds(*[0.0] * 9))
+    return sum(parts, NOTHING)
 
 
 def _layer_kinds(model: ModelChunks) -> tuple[list[list[Chunk]], tuple[int, ...]]:

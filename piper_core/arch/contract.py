@@ -55,6 +55,18 @@ def payload_bytes(exchange: Exchange, chunk: Chunk) -> float:
     return size * exchange.scale
 
 
+def exchanged_bytes(exchange: Exchange, chunk: Chunk, tensor: int = 1, context: int = 1) -> float:
+    """Return the bytes of ``exchange`` for one sequence on one rank, in the sense of a collective's full size.
+
+    Context parallelism divides what a rank has; but a ring shows each rank the whole sequence. What context ranks
+    exchange are heads, which tensor parallelism divides.
+    """
+    size = payload_bytes(exchange, chunk)
+    if exchange.axis is Axis.CONTEXT:
+        size /= tensor
+    return size if exchange.collective is Collective.RING_EXCHANGE else size / context
+
+
 def accepted_kinds(region: Region) -> frozenset[ShardKind]:
     """Return the kinds of ``shard`` that a region accepts."""
     common = {ShardKind.TENSOR, ShardKind.SEQUENCE, ShardKind.CONTEXT}

@@ -216,12 +216,18 @@ class Dag:
     def nbytes(self) -> Floats:
         """Bytes that each communication node moves in full (before division over its group), shape (n,).
 
-        Context parallelism divides every activation; sequence parallelism also what a message carries.
+        Context parallelism divides every activation, but a ring shows each rank the whole sequence; what context ranks
+        exchange are heads, which tensor parallelism divides; sequence parallelism divides what a message carries.
         """
-        context = np.asarray([state.context_degree for state in self.states])[self.nodes.state]
-        tensor = np.asarray([state.tensor_degree if state.sequence else 1 for state in self.states])[self.nodes.state]
-        message = (self.nodes.kind == NodeKind.SEND) | (self.nodes.kind == NodeKind.RECV)
-        share = self.sequences() / context / np.where(message, tensor, 1)
+        nodes = self.nodes
+        context = np.asarray([state.context_degree for state in self.states])[nodes.state]
+        tensor = np.asarray([state.tensor_degree for state in self.states])[nodes.state]
+        sequence = np.asarray([state.sequence for state in self.states])[nodes.state]
+        message = (nodes.kind == NodeKind.SEND) | (nodes.kind == NodeKind.RECV)
+        collective = nodes.kind == NodeKind.COLLECTIVE
+        ring = collective & (nodes.collective == Collective.RING_EXCHANGE)
+        heads = (collective & (nodes.axis == Axis.CONTEXT)) | (message & sequence)
+        share = self.sequences() / np.where(ring, 1, context) / np.where(heads, tensor, 1)
         return np.where(self.nodes.scaled, self.nodes.payload * share, self.nodes.payload)
 
     def tag_names(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from piper_core.program.program import Program
 from piper_core.schedule.families import get_family
 from piper_core.schedule.grid import Layout, rows_of_stage
 from search.space import Configuration
-from search.stage_costs import mesh_of
+from search.stage_costs import mesh_of, ranks_of
 
 EVERYTHING = Filter(())
 EXPERTS = Filter((("REGION", "expert"),))
@@ -26,14 +26,14 @@ def program_of(config: Configuration, layers_per_stage: tuple[int, ...], bucket_
     data ranks; everything else is replicated over all of dp.
     """
     mesh, p, m = mesh_of(config), config.pp, config.num_microbatches
-    row_size = config.row_size
+    ranks = ranks_of(mesh).rows
     directives: list[Any] = [Stage(layers_per_stage=layers_per_stage), Split(EVERYTHING, m)]
     for stage, rows in enumerate(rows_of_stage(config.layout, p, config.virtual_stages)):
         for half, row in enumerate(rows):
             where: tuple[tuple[str, Any], ...] = (("PP", stage),)
             if len(rows) > 1:
                 where += (("MB", f"{half * m // 2}-{(half + 1) * m // 2 - 1}"),)
-            directives.append(Place(Filter(where), tuple(range(row * row_size, (row + 1) * row_size))))
+            directives.append(Place(Filter(where), ranks[row]))
     if config.ep > 1:
         directives.append(Shard(EXPERTS, kind=ShardKind.EXPERT, axis="ep"))
     if config.cp > 1:
