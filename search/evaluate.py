@@ -60,7 +60,7 @@ def assess(
         architecture: says the model FLOPs of a token; without it they are the chunks' own, recompute left out.
     """
     dag, plan = compiled.dag, compiled.plan
-    simulation = simulate(plan, action_seconds(dag, plan, node_seconds(dag, cost)))
+    simulation = simulate(plan, action_seconds(dag, plan, node_seconds(dag, cost)), slowdown=cost.overlap_slowdown)
     used = memory(dag, simulation, device)
     batch = global_batch or dag.global_batch or max(1, dag.microbatches)
     flops = architecture.model_flops_per_token(seq_len) if architecture else _flops_per_token(dag, seq_len)
@@ -80,7 +80,9 @@ def score(
     inner = float(simulation.seconds.inner.sum(axis=1).mean())
     update = float(simulation.seconds.update.mean())
     busy = float(simulation.busy_s.mean())
-    breakdown = {"compute": busy - inner - update, "update": update}
+    slower = float(simulation.contention_s.mean())
+    breakdown = {"compute": busy - inner - update - slower, "update": update}
+    breakdown |= {"contention": slower} if slower else {}
     breakdown |= {kind: seconds for kind, seconds in exposed.items() if seconds}
     breakdown["bubble"] = max(0.0, period - sum(breakdown.values()))
     return Score(

@@ -67,14 +67,20 @@ class Lowered:
     """A plan as arrays. A transaction is one action, or all the actions that meet in one message or collective.
 
     Transactions are numbered in an order in which each follows those that it waits for. ``of`` (A,) is the
-    transaction of each action; ``after[t]`` those that wait for t within a step; ``again`` pairs (t, u)
-    where u waits for t of the step before.
+    transaction of each action; ``after[t]`` those that wait for t within a step, and ``targets[first[t]:first[t + 1]]``
+    the same; ``later[later_first[t]:...]`` those that wait for it in the next step;
+    ``members[member_first[t]:...]`` its rows.
     """
 
     plan: Plan
     of: Ints
+    first: Ints
+    targets: Ints
+    later_first: Ints
+    later: Ints
+    member_first: Ints
+    members: Ints
     after: list[list[int]]
-    again: list[tuple[int, int]]
 
     def __len__(self) -> int:
         return len(self.after)
@@ -136,20 +142,27 @@ def lower_plan(plan: Plan) -> Lowered:
     row = row_of(plan)
     of = _meet(plan, row)
     size = int(of.max(initial=-1)) + 1
-    first = np.zeros(count + 1, np.bool_)
-    first[plan.start] = True
-    following = np.flatnonzero(~first[:count])
+    heading = np.zeros(count + 1, np.bool_)
+    heading[plan.start] = True
+    following = np.flatnonzero(~heading[:count])
     waiting = np.repeat(np.arange(count), np.diff(plan.wait_start))
     src = np.concatenate([of[following - 1], of[plan.waits]])
     dst = np.concatenate([of[following], of[waiting]])
     rank = _ranks(src, dst, size)
-    after = _lists(rank[src], rank[dst], size)
+    first, targets = by_source(rank[src], rank[dst], size)
+    ends = first.tolist()
+    listed = targets.tolist()
+    after = [listed[a:b] for a, b in pairwise(ends)]
     full = np.flatnonzero(np.diff(plan.start))
     heads, tails = plan.start[full], plan.start[full + 1] - 1
     gathers, updates = _head_gathers(plan, row)
     of = rank[of]
     before, later = of[np.concatenate([tails, updates])], of[np.concatenate([heads, gathers])]
-    return Lowered(plan, of, after, list(zip(before.tolist(), later.tolist(), strict=True)))
+    met = np.unique(of.astype(np.int64) * len(plan.rows) + row)
+    return Lowered(
+        plan, of, first, targets, *by_source(before, later, size),
+        *by_source(met // len(plan.rows), met % len(plan.rows), size), after,
+    )  # fmt: skip
 
 
 def _meet(plan: Plan, row: Ints) -> Ints:
@@ -180,12 +193,10 @@ def _head_gathers(plan: Plan, row: Ints) -> tuple[NDArray[np.intp], NDArray[np.i
     return gather[last >= 0], last[last >= 0]
 
 
-def _lists(src: Ints, dst: Ints, size: int) -> list[list[int]]:
-    """Return the targets of each source."""
+def by_source(src: Ints, dst: Ints, size: int) -> tuple[Ints, Ints]:
+    """Return edges by source below ``size``: where the targets of each begin, shape (size + 1,), and all targets."""
     by = np.argsort(src, kind="stable")
-    targets = dst[by].tolist()
-    starts = np.searchsorted(src[by], np.arange(size + 1)).tolist()
-    return [targets[a:b] for a, b in pairwise(starts)]
+    return np.searchsorted(src[by], np.arange(size + 1)).astype(np.int32), dst[by].astype(np.int32)
 
 
 def _ranks(src: Ints, dst: Ints, size: int) -> Ints:

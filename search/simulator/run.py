@@ -21,6 +21,7 @@ from search.simulator.lower import (
     row_of,
     sums,
 )
+from search.simulator.overlap import contends, kinds, longest_path_runs, overlapped_runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,8 @@ class Simulation:
 
     Arrays are by action, shape (A,), in seconds from the start of the first step: ``start_s`` and ``end_s`` of the
     first step, ``late_start_s`` and ``late_end_s`` of the last one simulated; ``step_time_s`` is the steady-state
-    period; ``shift_s`` what the last step is later than the one before. Per row: ``busy_s`` of the compute stream in
-    one step, inner collectives and updates included.
+    period. Per row: ``busy_s`` of the compute stream in one step, inner collectives and updates included, and
+    ``contention_s``, how much of that is because collectives slow it.
     """
 
     lowered: Lowered
@@ -43,6 +44,7 @@ class Simulation:
     step_time_s: float
     makespan_s: float
     busy_s: Floats
+    contention_s: Floats
 
     @property
     def plan(self) -> Plan:
@@ -145,53 +147,48 @@ class _Reasons:
         return self._cause[transaction]
 
 
-def simulate(plan: Plan | Lowered, seconds: ActionSeconds | Floats, *, steps: int | None = None) -> Simulation:
+def simulate(
+    plan: Plan | Lowered, seconds: ActionSeconds | Floats, *, steps: int | None = None, slowdown: float = 1.0
+) -> Simulation:
     """Run a verified plan under rendezvous rules, every transaction as early as it may.
 
     A transaction starts when each member is at the head of its stream and all that it waits for has ended, and
     lasts as long as its slowest member. Steps run back to back: streams keep their order over the boundary, and the
-    gathers of a step follow the update of their stage in the step before. Nothing contends: overlapped compute and
-    communication do not slow each other, and messages do not share links.
+    gathers of a step follow the update of their stage in the step before. While a row computes and a collective runs on
+    it, both are slower by ``slowdown`` (messages and the norm are not, see ``overlap``); messages do not share links.
+    Where nothing overlaps so, the answer is the longest path.
 
     Args:
         seconds: what each action lasts; a bare array of shape (A,) will do.
         steps: steps to run, at least 2; the period is the last one's distance from the one before (default: 2 where
             the plan's ``sync`` is a barrier, else 4).
+        slowdown: at least 1; 1 is none.
     """
     lowered = plan if isinstance(plan, Lowered) else lower_plan(plan)
     plan = lowered.plan
     if isinstance(seconds, np.ndarray):
         seconds = plain_seconds(plan, seconds.astype(np.float64))
-    steps = steps or (2 if plan.sync is Sync.GLOBAL_NORM else 4)
-    last = np.zeros(len(lowered))
-    np.maximum.at(last, lowered.of, seconds.total)
-    duration, after = last.tolist(), lowered.after
-    begin = [0.0] * len(duration)
-    runs: list[tuple[Floats, Floats]] = []
-    for _ in range(max(2, steps)):
-        finish = _run(duration, after, begin)
-        runs.append((np.asarray(begin), np.asarray(finish)))
-        begin = [0.0] * len(duration)
-        for u, v in lowered.again:
-            begin[v] = max(begin[v], finish[u])
+    steps = max(2, steps or (2 if plan.sync is Sync.GLOBAL_NORM else 4))
+    duration = np.zeros(len(lowered))
+    np.maximum.at(duration, lowered.of, seconds.total)
+    runs = longest_path_runs(lowered, duration, steps)
+    overlapped = False
+    if slowdown > 1.0:
+        kind = kinds(lowered, seconds)
+        overlapped = contends(lowered, seconds, kind, runs)
+        if overlapped:
+            runs = overlapped_runs(lowered, kind, duration, slowdown, steps)
     of = lowered.of
     (start, end), (_, previous), (late_start, late_end) = runs[0], runs[-2], runs[-1]
     makespan = float(end.max(initial=0.0))
     period = float(late_end.max(initial=0.0) - previous[late_end.argmax()]) if len(late_end) else 0.0
     held = on_compute(plan)
     busy = sums(row_of(plan)[held], seconds.total[held], len(plan.rows))
+    slower = np.zeros(len(plan.rows))
+    if overlapped:
+        longer = np.maximum(0.0, (late_end - late_start)[of[held]] - seconds.total[held])
+        slower = sums(row_of(plan)[held], longer, len(plan.rows))
     return Simulation(
-        lowered, seconds, start[of], end[of], late_start[of], late_end[of], previous[of], period, makespan, busy
-    )
-
-
-def _run(duration: list[float], after: list[list[int]], begin: list[float]) -> list[float]:
-    """Return when each transaction ends; ``begin`` holds the earliest starts, and is raised to the real ones."""
-    finish = []
-    for start, lasts, targets in zip(begin, duration, after, strict=True):
-        ended = start + lasts
-        finish.append(ended)
-        for v in targets:
-            if ended > begin[v]:
-                begin[v] = ended
-    return finish
+        lowered, seconds, start[of], end[of], late_start[of], late_end[of], previous[of], period, makespan,
+        busy + slower, slower,
+    )  # fmt: skip

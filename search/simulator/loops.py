@@ -1,0 +1,198 @@
+"""The inner loops: the longest path, and events where compute and collectives slow each other.
+
+Both are written in the subset of Python that numba compiles; small plans run them as they are, on lists, since
+importing numba takes longer than they do, and so do all where there is no numba. The numbers are the same to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+COMPUTES, CONTENDS, FREE = 1, 2, 0
+"""What a transaction is: an action of a compute stream, a collective that contends with it, anything else."""
+PATIENCE, COLD = 60_000, 600_000
+"""Transactions that a process runs uncompiled, half a second and five, before it imports numba, which takes half a
+second, and loads the loops, or compiles them once for all runs, which takes three more."""
+
+_spent = 0
+_compiled: Loops | None = None
+
+
+class Loops(NamedTuple):
+    """The two loops, compiled or not; the compiled ones take arrays, the others lists."""
+
+    compiled: bool
+    longest_path: Callable[..., None]
+    contended: Callable[..., None]
+
+
+def pick(transactions: int) -> Loops:
+    """Return the loops to run so many transactions with."""
+    global _spent, _compiled
+    _spent += transactions
+    if _compiled is None and _spent > PATIENCE and (_spent > COLD or _on_disk()) and find_spec("numba"):
+        from numba import njit
+
+        _compiled = Loops(True, njit(cache=True)(longest_path), njit(cache=True)(contended))
+    return _compiled or Loops(False, longest_path, contended)
+
+
+def _on_disk() -> bool:
+    """Return whether numba has compiled the loops before (where it may write beside this file)."""
+    return any(Path(__file__).parent.glob("__pycache__/loops.contended-*.nbi"))
+
+
+def longest_path(duration: Any, first: Any, targets: Any, begin: Any, finish: Any) -> None:
+    """Run one step in which nothing contends; ``begin`` holds the earliest starts, and is raised to the real ones."""
+    for t in range(len(duration)):
+        ended = begin[t] + duration[t]
+        finish[t] = ended
+        for k in range(first[t], first[t + 1]):
+            if ended > begin[targets[k]]:
+                begin[targets[k]] = ended
+
+
+def contended(
+    size: int, steps: int, slowdown: float,
+    duration: Any, kind: Any, first: Any, targets: Any, later_first: Any, later: Any, degree: Any, later_degree: Any,
+    member_first: Any, members: Any,
+    waiting: Any, left: Any, pace: Any, since: Any, finish: Any, begin: Any, active: Any, ready: Any,
+    computing: Any, talking: Any, on_row: Any, width: int,
+) -> None:  # fmt: skip
+    """Run all transactions of ``steps`` steps; fill ``begin`` and ``finish``, shape (steps * size,).
+
+    A transaction starts when all that it follows have ended, and has ``duration`` of work to do. While a compute
+    action and a contending collective run on one row, each takes ``slowdown`` seconds for a second of its work; a
+    collective is as slow as on its slowest row. Of transaction t, ``targets[first[t]:first[t + 1]]`` follow it in its
+    step, ``later[later_first[t]:...]`` in the next one; ``members[member_first[t]:...]`` are its rows; ``degree`` and
+    ``later_degree`` count what it follows. The rest is room: per transaction and step what is waited for, work left,
+    pace, since when; ``active`` and ``ready`` lists of transactions; per row what computes (-1: nothing), how many
+    collectives contend, and which (``on_row``, ``width`` places a row).
+    """
+    total = size * steps
+    count = 0
+    stack = 0
+    for step in range(steps):
+        for t in range(size):
+            n = step * size + t
+            waiting[n] = degree[t] + (later_degree[t] if step > 0 else 0)
+    for t in range(total - 1, -1, -1):
+        if waiting[t] == 0:
+            ready[stack] = t
+            stack += 1
+    now = 0.0
+    while True:
+        while stack > 0:  # start all that can
+            stack -= 1
+            n = ready[stack]
+            t = n % size
+            begin[n] = now
+            work = duration[t]
+            if work <= 0.0:
+                finish[n] = now
+            else:
+                slow = False
+                if kind[t] == 1:
+                    row = members[member_first[t]]
+                    computing[row] = n
+                    slow = talking[row] > 0
+                    for k in range(row * width, row * width + talking[row]):
+                        other = on_row[k]
+                        if pace[other] == 1.0:
+                            left[other] -= now - since[other]
+                            since[other] = now
+                            pace[other] = slowdown
+                            finish[other] = now + left[other] * slowdown
+                elif kind[t] == 2:
+                    for k in range(member_first[t], member_first[t + 1]):
+                        row = members[k]
+                        on_row[row * width + talking[row]] = n
+                        talking[row] += 1
+                        other = computing[row]
+                        if other >= 0:
+                            slow = True
+                            if pace[other] == 1.0:
+                                left[other] -= now - since[other]
+                                since[other] = now
+                                pace[other] = slowdown
+                                finish[other] = now + left[other] * slowdown
+                left[n] = work
+                since[n] = now
+                pace[n] = slowdown if slow else 1.0
+                finish[n] = now + work * pace[n]
+                active[count] = n
+                count += 1
+                continue
+            for k in range(first[t], first[t + 1]):
+                u = n - t + targets[k]
+                waiting[u] -= 1
+                if waiting[u] == 0:
+                    ready[stack] = u
+                    stack += 1
+            if n + size < total:
+                for k in range(later_first[t], later_first[t + 1]):
+                    u = n - t + size + later[k]
+                    waiting[u] -= 1
+                    if waiting[u] == 0:
+                        ready[stack] = u
+                        stack += 1
+        if count == 0:
+            return
+        at = 0
+        n = active[0]
+        now = finish[n]
+        for k in range(1, count):  # the first to end; of several, the first in order
+            other = active[k]
+            ends = finish[other]
+            if ends < now or (ends == now and other < n):
+                at, n, now = k, other, ends
+        count -= 1
+        active[at] = active[count]
+        t = n % size
+        if kind[t] == 1:
+            row = members[member_first[t]]
+            computing[row] = -1
+            for k in range(row * width, row * width + talking[row]):
+                other = on_row[k]
+                pressed = False
+                o = other % size
+                for j in range(member_first[o], member_first[o + 1]):
+                    if computing[members[j]] >= 0:
+                        pressed = True
+                        break
+                if not pressed:
+                    left[other] -= (now - since[other]) / slowdown
+                    since[other] = now
+                    pace[other] = 1.0
+                    finish[other] = now + left[other]
+        elif kind[t] == 2:
+            for k in range(member_first[t], member_first[t + 1]):
+                row = members[k]
+                talking[row] -= 1
+                last = row * width + talking[row]
+                for j in range(row * width, last):
+                    if on_row[j] == n:
+                        on_row[j] = on_row[last]
+                        break
+                other = computing[row]
+                if other >= 0 and talking[row] == 0:
+                    left[other] -= (now - since[other]) / slowdown
+                    since[other] = now
+                    pace[other] = 1.0
+                    finish[other] = now + left[other]
+        for k in range(first[t], first[t + 1]):
+            u = n - t + targets[k]
+            waiting[u] -= 1
+            if waiting[u] == 0:
+                ready[stack] = u
+                stack += 1
+        if n + size < total:
+            for k in range(later_first[t], later_first[t + 1]):
+                u = n - t + size + later[k]
+                waiting[u] -= 1
+                if waiting[u] == 0:
+                    ready[stack] = u
+                    stack += 1

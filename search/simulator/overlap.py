@@ -1,0 +1,111 @@
+"""Which transactions of a plan contend, and what the loops take and give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from piper_core.ir.dag import Floats, Ints
+from search.simulator.loops import COMPUTES, CONTENDS, pick
+from search.simulator.lower import COMM_KINDS, ActionSeconds, CommKind, Lowered, on_compute, row_of
+
+CONTENDING = np.asarray([kind not in (CommKind.PIPELINE, CommKind.NORM) for kind in COMM_KINDS])
+"""Which kinds of communication contend with compute, by index into ``COMM_KINDS``: collectives, whose kernels take
+multiprocessors and memory bandwidth. Messages are copies between two devices, and the norm is a number."""
+
+Run: TypeAlias = tuple[Floats, Floats]
+"""When each transaction of one step starts and ends, shape (T,)."""
+
+
+def kinds(lowered: Lowered, seconds: ActionSeconds) -> Ints:
+    """Return what each transaction is to contention, shape (T,)."""
+    kind = np.zeros(len(lowered), np.int32)
+    kind[lowered.of[(seconds.comm >= 0) & CONTENDING[seconds.comm]]] = CONTENDS
+    kind[lowered.of[on_compute(lowered.plan) & (lowered.plan.line < 0)]] = COMPUTES
+    return kind
+
+
+def contends(lowered: Lowered, seconds: ActionSeconds, kind: Ints, runs: Sequence[Run]) -> bool:
+    """Return whether, in runs without contention, a collective ever overlaps compute of one of its rows."""
+    of, row = lowered.of, row_of(lowered.plan)
+    computing = np.flatnonzero((kind[of] == COMPUTES) & (seconds.total > 0))
+    talking = np.flatnonzero((kind[of] == CONTENDS) & (seconds.total > 0))
+    for r in range(len(lowered.plan.rows) if len(talking) else 0):
+        mine, other = of[computing[row[computing] == r]], of[talking[row[talking] == r]]
+        if not (len(mine) and len(other)):
+            continue
+        starts, ends = (np.sort(np.concatenate([run[i][mine] for run in runs])) for i in (0, 1))
+        low, high = (np.concatenate([run[i][other] for run in runs]) for i in (0, 1))
+        # compute intervals are disjoint: one overlaps where more start before the collective's end than end before it
+        if (np.searchsorted(starts, high, "left") > np.searchsorted(ends, low, "right")).any():
+            return True
+    return False
+
+
+def longest_path_runs(lowered: Lowered, duration: Floats, steps: int) -> list[Run]:
+    """Run ``steps`` steps in which nothing contends; ``duration`` of each transaction, shape (T,)."""
+    loops = pick(0)
+    before = np.repeat(np.arange(len(lowered)), np.diff(lowered.later_first))
+    begin = np.zeros(len(lowered))
+    listed = [] if loops.compiled else duration.tolist()
+    runs: list[Run] = []
+    for _ in range(steps):
+        if loops.compiled:
+            finish = np.empty(len(lowered))
+            loops.longest_path(duration, lowered.first, lowered.targets, begin, finish)
+            runs.append((begin, finish))
+        else:
+            runs.append(_listed_path(listed, lowered.after, begin.tolist()))
+        begin = np.zeros(len(lowered))
+        np.maximum.at(begin, lowered.later, runs[-1][1][before])
+    return runs
+
+
+def _listed_path(duration: list[float], after: list[list[int]], begin: list[float]) -> Run:
+    """Do as ``loops.longest_path`` does, quicker without numba."""
+    finish = []
+    for start, lasts, targets in zip(begin, duration, after, strict=True):
+        ended = start + lasts
+        finish.append(ended)
+        for v in targets:
+            if ended > begin[v]:
+                begin[v] = ended
+    return np.asarray(begin), np.asarray(finish)
+
+
+def overlapped_runs(lowered: Lowered, kind: Ints, duration: Floats, slowdown: float, steps: int) -> list[Run]:
+    """Run ``steps`` steps with contention.
+
+    Args:
+        kind: see :func:`kinds`.
+        duration: seconds of each transaction alone, shape (T,).
+        slowdown: factor on both sides while compute and a collective overlap on a row, at least 1.
+    """
+    size, rows = len(lowered), len(lowered.plan.rows)
+    total = size * steps
+    loops = pick(total)
+
+    def take(column: Any) -> Any:
+        return column if loops.compiled else column.tolist()
+
+    def room(n: int, value: Any = 0) -> Any:
+        kept: Any = np.float64 if isinstance(value, float) else np.int32
+        return np.full(n, value, kept) if loops.compiled else [value] * n
+
+    width = int(np.bincount([stream.row for stream in lowered.plan.streams], minlength=rows).max(initial=1))
+    degree = np.bincount(lowered.targets, minlength=size).astype(np.int32)
+    later_degree = np.bincount(lowered.later, minlength=size).astype(np.int32)
+    columns = (
+        duration, kind, lowered.first, lowered.targets, lowered.later_first, lowered.later, degree, later_degree,
+        lowered.member_first, lowered.members,
+    )  # fmt: skip
+    begin, finish = room(total, 0.0), room(total, 0.0)
+    loops.contended(
+        size, steps, float(slowdown), *map(take, columns),
+        room(total), room(total, 0.0), room(total, 1.0), room(total, 0.0), finish, begin, room(total), room(total),
+        room(rows, -1), room(rows), room(rows * width), width,
+    )  # fmt: skip
+    starts, ends = np.asarray(begin).reshape(steps, size), np.asarray(finish).reshape(steps, size)
+    return [(starts[step], ends[step]) for step in range(steps)]
