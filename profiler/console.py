@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +15,8 @@ from piper_core.errors import ConfigError, PiperError, PlanError
 
 BUG, REJECTED, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 """Exit statuses: a fault of ours; input that is refused; Ctrl-C; and, as after SIGPIPE, nobody left to read."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What a disk says that takes no more."""
 
 
 class Parser(ArgumentParser):
@@ -30,22 +34,24 @@ class Parser(ArgumentParser):
 
 
 def at_least_one(text: str) -> int:
-    """Read an option that counts something."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
+    """Read an option that counts something, in ASCII digits."""
+    value = int(text) if re.fullmatch("[0-9]{1,10}", text) else 0
     if not 1 <= value < 2**31:
         raise ArgumentTypeError(f"must be an integer of at least 1, found {text[:40]!r}")
     return value
 
 
+def integer(text: str) -> int:
+    """Read an option that is any integer, in ASCII digits."""
+    if not re.fullmatch("[-+]?[0-9]{1,18}", text):
+        raise ArgumentTypeError(f"must be an integer, found {text[:40]!r}")
+    return int(text)
+
+
 def duration_s(text: str) -> float:
-    """Read an option in seconds."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
+    """Read an option in seconds: ``30``, ``2.5``, ``30s``, ``2m`` or ``1h``."""
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{0,9})?|\.[0-9]{1,9})(s|m|h)?", text)
+    value = float(match[1]) * {None: 1, "s": 1, "m": 60, "h": 3600}[match[2]] if match else -1.0
     if not 0 < value < 1e9:
         raise ArgumentTypeError(f"must be a positive number of seconds, found {text[:40]!r}")
     return value
@@ -69,11 +75,20 @@ def run(name: str, build: Callable[[], Parser], arguments: Sequence[str]) -> int
     except BrokenPipeError:
         _to_nowhere(sys.stdout)
         return BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in FULL:
+            return _bug(name, error)
+        _to_nowhere(sys.stdout)
+        return _end(name, f"cannot write the output: {error.strerror}", REJECTED)
     except Exception as error:
-        if os.environ.get("PIPER_TRACEBACK"):
-            raise
-        text = f"{type(error).__name__}: {error}; PIPER_TRACEBACK=1 shows where it happened"
-        return _end(name, text, BUG)
+        return _bug(name, error)
+
+
+def _bug(name: str, error: Exception) -> int:
+    """Report a fault of ours; PIPER_TRACEBACK raises it instead."""
+    if os.environ.get("PIPER_TRACEBACK"):
+        raise error
+    return _end(name, f"{type(error).__name__}: {error}; PIPER_TRACEBACK=1 shows where it happened", BUG)
 
 
 def _invoke(name: str, build: Callable[[], Parser], arguments: Sequence[str]) -> int:
@@ -126,7 +141,7 @@ def plain(stream: TextIO | None) -> bool:
 
 
 def _end(name: str, text: str, status: int) -> int:
-    with suppress(BrokenPipeError):
+    with suppress(OSError, ValueError):  # nobody reads, or a full disk
         print(f"{name}: error: {' '.join(text.split())}", file=sys.stderr, flush=True)
     return status
 
@@ -136,7 +151,9 @@ def _flush(stream: TextIO | None) -> None:
         stream.flush()
 
 
-def _to_nowhere(stream: TextIO) -> None:
+def _to_nowhere(stream: TextIO | None) -> None:
     """Send what is left of a stream to nowhere, so that the interpreter's own flush at exit is quiet."""
+    if stream is None:
+        return
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from argparse import SUPPRESS, Action, Namespace
+from argparse import SUPPRESS, Action, Namespace, _SubParsersAction
 from pathlib import Path
 from typing import Any
 
 from piper_core.errors import ConfigError
-from profiler.console import Parser, at_least_one, duration_s
+from profiler.console import Parser, at_least_one, duration_s, integer
 
 EXAMPLE = "piper-search --model llama9b --gpus 32"
+DEFAULTS: dict[str, Any] = {"cluster": "p4de", "global_batch": 512, "seq_len": 4096, "top": 10, "seed": 0}
+"""What the search takes where an option is not given. The parser leaves it None, so that one given before another
+command can be told, and refused."""
 
 
 def parser() -> Parser:
@@ -22,21 +25,20 @@ def parser() -> Parser:
     option = made.add_argument
     option("--model", help="a preset (piper-search models lists them), or a Hugging Face config.json or its directory")
     option("--gpus", type=at_least_one, metavar="N", help="number of GPUs")
-    option("--cluster", default="p4de", help="an id (piper-search clusters) or a file of your own (default: p4de)")
-    option("--global-batch", type=at_least_one, default=512, metavar="N", help="sequences in a step (default: 512)")
-    option("--seq-len", type=at_least_one, default=4096, metavar="N", help="tokens in a sequence (default: 4096)")
+    option("--cluster", help="an id (piper-search clusters) or a file of your own (default: p4de)")
+    option("--global-batch", type=at_least_one, metavar="N", help="sequences in a step (default: 512)")
+    option("--seq-len", type=at_least_one, metavar="N", help="tokens in a sequence (default: 4096)")
     option(
         "--fix",
         nargs="+",
         action="extend",
-        default=[],
         metavar="NAME=VALUE",
         help="hold axes to values: pp=4 schedule=1f1b,zbv; axes are pp tp dp ep "
         "schedule virtual_stages zero micro_batch num_microbatches recompute sequence_parallel cuts",
     )
-    option("--top", type=at_least_one, default=10, metavar="N", help="strategies to print (default: 10)")
-    option("--out", type=Path, metavar="DIR", help="folder for best.strategy.yaml (default: piper-search-out)")
-    option("--seed", type=int, default=0, metavar="N", help="same seed, same answer (default: 0)")
+    option("--top", type=at_least_one, metavar="N", help="strategies to print (default: 10)")
+    option("--out", type=Path, metavar="DIR", help="folder for what is found (default: piper-search-out)")
+    option("--seed", type=integer, metavar="N", help="same seed, same answer (default: 0)")
     option(
         "--budget",
         type=duration_s,
@@ -45,7 +47,7 @@ def parser() -> Parser:
     )
     option("--json", action="store_true", help="print JSON")
     option("--version", action=_Version, nargs=0, help="print the version")
-    commands = made.add_subparsers(metavar="COMMAND", dest="command", title="other commands")
+    commands = made.add_subparsers(metavar="COMMAND", dest="command", title="other commands", action=_Commands)
 
     def command(name: str, text: str, more: str = "") -> Parser:
         sub: Parser = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.{more}")
@@ -74,17 +76,40 @@ def parser() -> Parser:
     trace.add_argument("--kernels", choices=("eager", "fused"), default="eager",
                        help="a kernel an operation, or chains of small ones joined (default: eager)")  # fmt: skip
     trace.set_defaults(run=_trace)
-    from search.cli import predict
+    from search.cli import diff, export, predict, refine, report
 
     priced = command("predict", "predict step time and memory of one strategy, and where they come from",
                      "\n\n  piper-search predict --model llama9b --gpus 32 --global-batch 512 --pp 4\n"
                      "  piper-search predict piper-search-out/best.strategy.yaml --timeline step.html")  # fmt: skip
     predict.add_options(priced)
     priced.set_defaults(run=_predict)
+    for name, module, what in (
+        ("diff", diff, "say what differs between two strategies, and what that costs"),
+        ("export", export, "write a strategy for another system, and say what that cannot express"),
+        ("refine", refine, "improve a strategy in all that is not locked"),
+        ("report", report, "write one page about what a search found"),
+    ):
+        sub = command(name, what)
+        module.add_options(sub)
+        sub.set_defaults(run=module.run)
     command("models", "list the models that have a preset").set_defaults(run=_models)
     text = "list the clusters; piper-profile clusters says where each number comes from"
     command("clusters", text).set_defaults(run=_clusters)
     return made
+
+
+class _Commands(_SubParsersAction):  # type: ignore[type-arg]  # generic in its stub alone
+    """Refuses options of the search before another command, such as ``--model x check FILE``: it would ignore them."""
+
+    def __call__(self, parser: Any, namespace: Namespace, values: Any, option_string: str | None = None) -> None:
+        for name in SEARCH_OPTIONS:
+            if getattr(namespace, name) is not None:
+                option = name.replace("_", "-")
+                raise ConfigError(f"--{option} is an option of the search, not of {parser.prog} {values[0]}")
+        super().__call__(parser, namespace, values, option_string)
+
+
+SEARCH_OPTIONS = ("model", "gpus", "fix", "out", "budget", *DEFAULTS)
 
 
 class _Version(Action):
@@ -103,15 +128,16 @@ def _search(options: Namespace) -> int:
         raise ConfigError(f"{missing} is missing; such as {EXAMPLE}, or see --help")
     from search.cli.run_search import run_search
 
+    given = {
+        name: default if (value := getattr(options, name)) is None else value for name, default in DEFAULTS.items()
+    }
     return run_search(
-        model=options.model, gpus=options.gpus, cluster=options.cluster, global_batch=options.global_batch,
-        seq_len=options.seq_len, fix=options.fix, top=options.top, json=options.json, out=options.out,
-        seed=options.seed, budget=options.budget,
+        model=options.model, gpus=options.gpus, fix=options.fix or [], json=options.json, out=options.out,
+        budget=options.budget, **given,
     )  # fmt: skip
 
 
 def _check(options: Namespace) -> int:
-    _refuse_search_options(options)
     from search.cli.check import check
 
     return check(
@@ -120,7 +146,6 @@ def _check(options: Namespace) -> int:
 
 
 def _trace(options: Namespace) -> int:
-    _refuse_search_options(options)
     from search.cli.trace import trace
 
     return trace(
@@ -130,28 +155,18 @@ def _trace(options: Namespace) -> int:
 
 
 def _predict(options: Namespace) -> int:
-    _refuse_search_options(options)
     from search.cli.predict import run
 
     return run(options)
 
 
 def _models(options: Namespace) -> int:
-    _refuse_search_options(options)
     from search.cli.show import show_models
 
     return show_models(as_json=options.json)
 
 
 def _clusters(options: Namespace) -> int:
-    _refuse_search_options(options)
     from search.cli.show import show_clusters
 
     return show_clusters(as_json=options.json)
-
-
-def _refuse_search_options(options: Namespace) -> None:
-    """Refuse ``piper-search --model x check FILE``, which would ignore the option."""
-    for name in ("model", "gpus", "fix", "out", "budget"):
-        if getattr(options, name):
-            raise ConfigError(f"--{name} is an option of the search, not of piper-search {options.command}")

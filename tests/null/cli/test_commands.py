@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -16,7 +17,7 @@ import profiler.cli
 from piper_core.errors import ConfigError
 from profiler import console
 from search.cli import main
-from search.cli.app import parser
+from search.cli.app import DEFAULTS, parser
 from search.cli.show import count
 
 
@@ -42,6 +43,12 @@ from search.cli.show import count
         ("--model llama9b check a", "--model is an option of the search, not of piper-search check"),
         ("--budget 3 models", "--budget is an option of the search"),
         ("--out there clusters", "--out is an option of the search"),
+        ("--global-batch 4 clusters", "--global-batch is an option of the search, not of piper-search clusters"),
+        ("--seed 0 models", "--seed is an option of the search"),
+        ("--model llama9b --gpus \u0663\u0662", "integer of at least 1"),
+        ("--model llama9b --gpus 8 --seq-len=\u0663", "integer of at least 1"),
+        ("--model llama9b --gpus 8 --seed 1_0", "must be an integer"),
+        ("--model llama9b --gpus 8 --budget \u0663", "positive number of seconds"),
     ],
 )
 @pytest.mark.parametrize("as_json", [False, True])
@@ -61,7 +68,8 @@ def test_options_of_the_search() -> None:
     words = "--model llama9b --gpus 32 --fix pp=4 tp=2 --fix dp=4 --cluster p4d --seed -1 --budget 2.5 --out there"
     options = parser().parse_args(words.split())
     assert (options.model, options.gpus, options.fix) == ("llama9b", 32, ["pp=4", "tp=2", "dp=4"])
-    assert (options.global_batch, options.seq_len, options.top, options.seed) == (512, 4096, 10, -1)
+    assert (options.global_batch, options.seq_len, options.top, options.seed) == (None, None, None, -1)
+    assert DEFAULTS == {"cluster": "p4de", "global_batch": 512, "seq_len": 4096, "top": 10, "seed": 0}
     assert (options.budget, options.cluster, str(options.out), options.json) == (2.5, "p4d", "there", False)
 
 
@@ -159,6 +167,20 @@ def ends(error: BaseException | None) -> int:
 def test_ends(error: BaseException | None, status: int, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert ends(error) == status
     assert capsys.readouterr() == ("", line)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("30", 30), ("2.5s", 2.5), ("2m", 120), ("1h", 3600), (".5", 0.5)])
+def test_durations(text: str, seconds: float) -> None:
+    assert console.duration_s(text) == seconds
+
+
+def test_a_full_disk() -> None:
+    """What cannot be written is said in one line."""
+    code = "import sys\nfrom search.cli import main\nsys.exit(main(['models']))"
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.stderr == "piper-search: error: cannot write the output: No space left on device\n"
+    assert done.returncode == 2
 
 
 def test_a_fault_of_ours_can_be_traced(monkeypatch: pytest.MonkeyPatch) -> None:
