@@ -27,11 +27,11 @@ def kinds(lowered: Lowered, seconds: ActionSeconds) -> Ints:
     return kind
 
 
-def contends(lowered: Lowered, seconds: ActionSeconds, kind: Ints, runs: Sequence[Run]) -> bool:
+def contends(lowered: Lowered, kind: Ints, duration: Floats, runs: Sequence[Run]) -> bool:
     """Return whether, in runs without contention, a collective ever overlaps compute of one of its rows."""
     of, row = lowered.of, row_of(lowered.plan)
-    computing = np.flatnonzero((kind[of] == COMPUTES) & (seconds.total > 0))
-    talking = np.flatnonzero((kind[of] == CONTENDS) & (seconds.total > 0))
+    computing = np.flatnonzero((kind[of] == COMPUTES) & (duration[of] > 0))
+    talking = np.flatnonzero((kind[of] == CONTENDS) & (duration[of] > 0))
     for r in range(len(lowered.plan.rows) if len(talking) else 0):
         mine, other = of[computing[row[computing] == r]], of[talking[row[talking] == r]]
         if not (len(mine) and len(other)):

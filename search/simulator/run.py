@@ -175,7 +175,7 @@ def simulate(
     overlapped = False
     if slowdown > 1.0:
         kind = kinds(lowered, seconds)
-        overlapped = contends(lowered, seconds, kind, runs)
+        overlapped = contends(lowered, kind, duration, runs)
         if overlapped:
             runs = overlapped_runs(lowered, kind, duration, slowdown, steps)
     of = lowered.of
