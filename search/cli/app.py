@@ -54,13 +54,17 @@ def parser() -> Parser:
         sub.add_argument("--json", action="store_true", default=SUPPRESS, help="print JSON")
         return sub
 
-    check = command("check", "compile a strategy, prove that its plan runs, and print the plan",
+    check = command("check", "compile a strategy, prove that its plan runs, price it, and print the plan",
                     "\n\nExit status 0: verified. 2: rejected, the reason in the last line on stderr.")  # fmt: skip
     check.add_argument("file", type=Path, metavar="FILE", help="a strategy, or upstream Piper's array of directives")
     check.add_argument("--synthetic", metavar="dense:N|moe:N", help="a synthetic model of N layers")
     check.add_argument("--stages", type=at_least_one, metavar="N",
                        help="stages of a synthetic model (default: one more than the highest PP named)")  # fmt: skip
     check.add_argument("--plan", action="store_true", help="print the whole plan too: every action of every stream")
+    check.add_argument("--cluster", dest="priced_on", metavar="ID", help="price it on this (default: the header's)")
+    check.add_argument("--against", type=Path, metavar="FILE",
+                       help="say what changed against another strategy (default: against the header's prediction)")  # fmt: skip
+    check.add_argument("--watch", action="store_true", help="check again on every save, until Ctrl-C")
     check.set_defaults(run=_check)
     trace = command("trace", "trace a model into chunks, and print what each computes, moves and keeps")
     trace.add_argument("--model", dest="traced", required=True, metavar="MODEL",
@@ -69,6 +73,10 @@ def parser() -> Parser:
     trace.add_argument("--tp", type=at_least_one, default=1, metavar="N", help="ranks of a tensor group (default: 1)")
     trace.add_argument("--sequence-parallel", action="store_true",
                        help="with --tp: divide the sequence too, where weights are whole")  # fmt: skip
+    trace.add_argument("--ep", type=at_least_one, default=1, metavar="N", help="ranks of an expert group (default: 1)")
+    trace.add_argument("--cp", type=at_least_one, default=1, metavar="N", help="ranks of a context group (default: 1)")
+    trace.add_argument("--cp-method", choices=("ring", "all_to_all"), default="ring",
+                       help="how context parallel attention exchanges (default: ring)")  # fmt: skip
     trace.add_argument("--micro-batch", type=at_least_one, metavar="N", help="sequences (default: 1)")
     trace.add_argument("--seq-len", dest="tokens", type=at_least_one, metavar="N",
                        help="tokens in a sequence (default: 4096, or what the model allows)")  # fmt: skip
@@ -138,11 +146,10 @@ def _search(options: Namespace) -> int:
 
 
 def _check(options: Namespace) -> int:
-    from search.cli.check import check
+    from search.cli.check import Wanted, check, watch
 
-    return check(
-        options.file, synthetic=options.synthetic, stages=options.stages, as_json=options.json, whole=options.plan
-    )
+    wanted = Wanted(options.synthetic, options.stages, options.priced_on, options.against, options.plan)
+    return (watch if options.watch else check)(options.file, wanted, as_json=options.json)
 
 
 def _trace(options: Namespace) -> int:
@@ -150,7 +157,8 @@ def _trace(options: Namespace) -> int:
 
     return trace(
         options.traced, tp=options.tp, micro_batch=options.micro_batch, seq_len=options.tokens, dtype=options.dtype,
-        kernels=options.kernels, as_json=options.json, sequence=options.sequence_parallel,
+        kernels=options.kernels, as_json=options.json, sequence=options.sequence_parallel, ep=options.ep,
+        cp=options.cp, method=options.cp_method,
     )  # fmt: skip
 
 

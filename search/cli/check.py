@@ -1,26 +1,37 @@
-"""``piper-search check``: compile a strategy file, prove that its plan runs, print it."""
+"""``piper-search check``: compile a strategy file, prove that its plan runs, price it, print it."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from piper_core.directives import Order, Stage
-from piper_core.errors import PiperError, ProgramError
+from piper_core.errors import ConfigError, PiperError, ProgramError
 from piper_core.ir.dag import Dag
 from piper_core.ir.filter import Filter, Value
 from piper_core.program.program import Program
 from piper_core.program.strategy import Header, Strategy, base_dag, load
+from piper_core.schedule.compile import Compiled, compile_program
 from piper_core.schedule.lower import lower
-from piper_core.schedule.plan import Plan
 from piper_core.schedule.plan_text import format_plan
 from piper_core.schedule.verify import verify
 from profiler import console
+from profiler.spec import Cluster, load_cluster
 from search.cli.show import count, grid_lines, show_grid
+from search.price import check_header
 
+if TYPE_CHECKING:
+    from search.candidate import Score
+
+GIB = 2**30
+POLL_S = 0.2
+"""How often a watched file is looked at."""
 MOST_SHOWN = 8
 """Ranks that a note lists."""
 
@@ -46,26 +57,118 @@ class Report:
     canonical: bool | None = None
     derived_rows: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    predicted: dict[str, Any] | None = None
+    not_priced: str | None = None
+    changes: dict[str, Any] | None = None
 
 
-def check(path: Path, *, synthetic: str | None, stages: int | None, as_json: bool, whole: bool = False) -> int:
-    """Check one file and print the result, with the ``whole`` plan where that is wanted; return the exit status."""
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to check a file for: the model that stands in, the cluster to price it on and the strategy to compare it
+    with (default: what its header says), and whether to print the ``whole`` plan."""
+
+    synthetic: str | None = None
+    stages: int | None = None
+    cluster: str | None = None
+    against: Path | None = None
+    whole: bool = False
+
+
+def check(path: Path, wanted: Wanted, *, as_json: bool) -> int:
+    """Check one file and print the result; return the exit status."""
     report = Report()
     try:
-        plan = _verified(load(path), synthetic, stages, report)
+        compiled, words = _checked(path, wanted, report)
     except PiperError as error:
         return console.fail("piper-search", error, as_json=as_json, report=asdict(report))
+    plan = compiled.plan
     if as_json:
-        more = {"grid": grid_lines(plan), "plan": format_plan(plan)} if whole else {}
+        more = {"grid": grid_lines(plan), "plan": format_plan(plan)} if wanted.whole else {}
         console.print_json(asdict(report) | more)
         return 0
-    print(f"{path}: verified\n{_summary(report)}\n{show_grid(plan)}")
-    if whole:
+    print("\n".join([f"{path}: verified", _summary(report), *words, show_grid(plan)]))
+    if wanted.whole:
         print(f"\n{format_plan(plan).rstrip()}")
     return 0
 
 
-def _verified(strategy: Strategy, synthetic: str | None, stages: int | None, report: Report) -> Plan:
+def watch(path: Path, wanted: Wanted, *, as_json: bool) -> int:
+    """Check a file now and after every save, until Ctrl-C, which is how it ends well: return 0."""
+    with suppress(KeyboardInterrupt):
+        while True:
+            stamp = _stamp(path)
+            check(path, wanted, as_json=as_json)
+            sys.stdout.flush()
+            while (now := _stamp(path)) in (stamp, None):  # None: an editor is replacing it
+                time.sleep(POLL_S)
+            while (later := _stamp(path)) != now:  # still being written
+                now = later
+                time.sleep(POLL_S)
+            if not as_json:
+                print(f"\n--- saved {time.strftime('%H:%M:%S')}")
+    return 0
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """Return what changes when a file is saved, None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _checked(path: Path, wanted: Wanted, report: Report) -> tuple[Compiled, list[str]]:
+    """Return the verified plan, and lines about its price; fill the report."""
+    strategy = load(path)
+    cluster = check_header(strategy.header)
+    if wanted.cluster is not None:
+        cluster = load_cluster(wanted.cluster)
+    compiled = _verified(strategy, wanted.synthetic, wanted.stages, report)
+    if cluster is None:
+        report.not_priced = "the header names no cluster"
+        if wanted.against is not None:
+            raise ConfigError(f"--against needs a price, and {report.not_priced}; give --cluster")
+        return compiled, [f"  not priced: {report.not_priced} (--cluster p4de)"]
+    return compiled, _priced(strategy, compiled, cluster, wanted, report)
+
+
+def _priced(strategy: Strategy, compiled: Compiled, cluster: Cluster, wanted: Wanted, report: Report) -> list[str]:
+    """Return lines that say the price, and what changed against the parent: another file, or the header."""
+    from search.compare import Change, Price
+    from search.price import price
+
+    score = price(strategy, compiled, cluster).score
+    report.predicted = score.to_data()
+    lines = [f"  {line}" for line in price_lines(score, cluster)]
+    if wanted.against is not None:
+        other = load(wanted.against)
+        made = compile_program(other.program, base_dag(other, synthetic=wanted.synthetic), other.header.world)
+        before, name = Price.of(price(other, made, cluster).score), str(wanted.against)
+    else:
+        said = Price.of_header(strategy.header.predicted)
+        if said is None or wanted.cluster is not None:
+            return lines
+        before, name = said, "what the header says"
+    change = Change.between(before, Price.of(score))
+    report.changes = change.to_data()
+    return [*lines, f"  against {name}", *(f"    {line}" for line in change.lines())]
+
+
+def price_lines(score: Score, cluster: Cluster) -> list[str]:
+    """Say a price in two lines."""
+    verdict = {"yes": "fits", "no": "DOES NOT FIT", "close": "too close to call"}[score.fits]
+    peaks = score.peak_memory_bytes
+    row = max(range(len(peaks)), key=lambda r: (peaks[r], -r))
+    return [
+        f"predicted on {cluster.name}: {score.step_time_s:.4g} s a step, {score.tokens_per_s_per_gpu:,.0f} "
+        f"tokens/s/GPU, {score.mfu:.1%} MFU, bubble {score.bubble_ratio:.1%}",
+        f"memory: {peaks[row] / GIB:.1f} of {cluster.device.memory_bytes / GIB:.1f} GiB on row {row}, the fullest: "
+        f"{verdict}",
+    ]
+
+
+def _verified(strategy: Strategy, synthetic: str | None, stages: int | None, report: Report) -> Compiled:
     """Return the verified plan of a strategy, and fill the report on the way."""
     program = strategy.program
     report.canonical = program.canonical
@@ -106,7 +209,7 @@ def _verified(strategy: Strategy, synthetic: str | None, stages: int | None, rep
     verify(plan)
     report.verify_s = round(time.perf_counter() - start_s, 6)
     report.verified = True
-    return plan
+    return Compiled(dag, plan)
 
 
 def _matches(header: Header, dag: Dag) -> None:

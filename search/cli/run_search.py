@@ -14,6 +14,7 @@ from piper_core.errors import ConfigError
 from piper_core.program.strategy import Header, Strategy, dump
 from profiler import console
 from profiler.spec import cluster_ids, load_cluster
+from search.compare import Price
 from search.engine import Candidate, Problem, Result, search, to_data
 from search.space import Space, parse_fix
 
@@ -77,13 +78,16 @@ def strategy_of(problem: Problem, candidate: Candidate, cluster: str) -> Strateg
 
     program, mesh, _ = problem.program(candidate.config)
     score, config = candidate.score, candidate.config
+    price = Price.of(score)
     predicted = {
         "by": f"roofline and alpha-beta costs of {problem.cluster.name}; nothing was measured",
-        "step_time_s": round(score.step_time_s, 6),
+        "step_time_s": _digits(score.step_time_s),
         "tokens_per_s_per_gpu": round(score.tokens_per_s_per_gpu, 1),
         "mfu": round(score.mfu, 4),
         "peak_memory_bytes": [round(size) for size in score.peak_memory_bytes],
         "bubble_ratio": round(score.bubble_ratio, 4),
+        "breakdown_s": {cause: _digits(seconds) for cause, seconds in price.time_s.items()},
+        "memory_bytes": {cause: round(size) for cause, size in price.memory.items()},
     }
     header = Header(
         model=_anywhere(problem.architecture.name, PRESETS), cluster=_anywhere(cluster, cluster_ids()),
@@ -92,6 +96,11 @@ def strategy_of(problem: Problem, candidate: Candidate, cluster: str) -> Strateg
         versions={"piper-search": version("piper-search")},
     )  # fmt: skip
     return Strategy(header, program)
+
+
+def _digits(value: float) -> float:
+    """Return a number with the eight digits that a file keeps."""
+    return float(f"{value:.8g}")
 
 
 def _anywhere(name: str, known: Container[str]) -> str:

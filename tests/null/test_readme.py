@@ -27,7 +27,7 @@ from piper_core.errors import DirectiveError
 from piper_core.names import Sync
 from piper_core.program.strategy import Header, load
 from search.cli import main
-from search.cli.app import parser
+from search.cli.app import DEFAULTS, parser
 from search.report.table import COLUMNS
 from search.space import _SHORT, FIXABLE
 
@@ -198,7 +198,7 @@ def test_options() -> None:
     options = {text for action in parser()._actions for text in action.option_strings if text.startswith("--")}
     shown = {re.match(r"`(--[\w-]+)", name)[1] for name in table("option")}  # type: ignore[index]  # always matches
     assert shown == options - {"--help"}
-    defaults = {f"--{name.replace('_', '-')}": value for name, value in vars(parser().parse_args([])).items()}
+    defaults = {f"--{name.replace('_', '-')}": value for name, value in DEFAULTS.items()}
     for name, (default, *_) in table("option").items():
         if re.match(r"`(--cluster|--global-batch|--seq-len|--top|--seed) ", name):
             assert default == str(defaults[name.split()[0].strip("`")])
