@@ -96,7 +96,8 @@ def _forward_sites(tags: list[dict[str, Any]], layers: int | None) -> list[Site]
         marks = list(zip(own, region, strict=True))
         filled = _nearest(marks, [bool(mine or name) for mine, name in marks])
         order = {mark: i for i, mark in enumerate(dict.fromkeys(filled))}
-        return [Site(order[mark], Region(mark[1] or Region.MLP), mark[0]) for mark in filled]
+        ends = {Region.EMBED: -1} if layers is None else {Region.EMBED: -1, Region.HEAD: layers}
+        return [Site(ends.get(mark[1], order[mark]), Region(mark[1] or Region.MLP), mark[0]) for mark in filled]
     count = max(known) + 1 if layers is None else layers
     first, last = layer.index(known[0]), len(layer) - 1 - layer[::-1].index(known[-1])
     for i in range(len(tags)):
@@ -171,7 +172,10 @@ def _join_circles(made: Assignment, forward: list[Node]) -> None:
 
 def _backward(made: Assignment, backward: list[Node], forward: list[Node]) -> None:
     """Assign backward nodes, see the module's docstring."""
-    by_number = {node.meta["seq_nr"]: made.site_of[node] for node in forward if "seq_nr" in node.meta}
+    by_number: dict[int, int] = {}
+    for node in forward:  # calls without a gradient have the number of the last one with one
+        if "seq_nr" in node.meta:
+            by_number.setdefault(node.meta["seq_nr"], made.site_of[node])
     loose = []
     for node in backward:
         site = by_number.get(node.meta.get("seq_nr", -1)) if _tags(node) else None

@@ -1,12 +1,10 @@
-"""Collectives in traced graphs: which there are, as a shard contract counts them; gathering again; binding groups.
+"""Collectives in traced graphs: which there are, as a shard contract counts them, and gathering again.
 
-Relies on the operators of ``torch.ops._c10d_functional``, whose last argument is the name of a process group.
+They are the operators of :mod:`piper_core.frontend.exchange` and of ring attention, whose last argument is an axis.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -19,14 +17,17 @@ from piper_core.names import Axis, Collective
 
 _KINDS = {
     "all_reduce": Collective.ALL_REDUCE,
-    "all_gather_into_tensor": Collective.ALL_GATHER,
-    "reduce_scatter_tensor": Collective.REDUCE_SCATTER,
-    "all_to_all_single": Collective.ALL_TO_ALL,
+    "all_gather": Collective.ALL_GATHER,
+    "gather_rows": Collective.ALL_GATHER,
+    "reduce_scatter": Collective.REDUCE_SCATTER,
+    "scatter_rows": Collective.REDUCE_SCATTER,
+    "all_to_all": Collective.ALL_TO_ALL,
+    "dispatch": Collective.ALL_TO_ALL,
+    "collect": Collective.ALL_TO_ALL,
     "ring_flash_attention": Collective.RING_EXCHANGE,
     "ring_flash_attention_backward": Collective.RING_EXCHANGE,
 }
-_MOVES = {"wait_tensor", "split", "split_with_sizes", "cat", "clone", "chunk"}
-"""Operations that only move what was gathered to its place."""
+_AXES = {"tensor": Axis.TENSOR, "expert": Axis.EXPERT, "context": Axis.CONTEXT}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -39,28 +40,28 @@ class Traced:
 
 
 def kind_of(node: Node) -> Collective:
-    """Return the kind of collective that a node starts (NONE: it starts none)."""
-    name = _name(node) if getattr(node.target, "namespace", "") in ("_c10d_functional", "piper_core") else ""
-    return _KINDS.get(name, Collective.NONE)
+    """Return the kind of collective that a node is (NONE: it is none)."""
+    if getattr(node.target, "namespace", "") != "piper_core":
+        return Collective.NONE
+    return _KINDS.get(_name(node), Collective.NONE)
 
 
-def traced(graph: ChunkGraph, all_to_all: Axis = Axis.EXPERT) -> tuple[Traced, ...]:
-    """Return the collectives of a graph in order; those of integers, which say how much others send, are left out.
-
-    ``all_to_all`` says which axis those of that kind are of: expert or context.
-    """
-    axes = {Collective.ALL_REDUCE: Axis.TENSOR, Collective.ALL_TO_ALL: all_to_all}
+def traced(graph: ChunkGraph) -> tuple[Traced, ...]:
+    """Return the collectives of a graph in order; those of integers, which say how much others send, are left out."""
     found = []
     for node in graph.calls:
         kind = kind_of(node)
         if kind is Collective.NONE:
             continue
+        axis = _AXES[str(node.args[-1])]
+        if axis is Axis.TENSOR and kind is not Collective.ALL_REDUCE:  # as a contract calls it
+            axis = Axis.SEQUENCE
         if kind is Collective.RING_EXCHANGE:
-            found.append(Traced(kind, Axis.CONTEXT, _round(node)))
+            found.append(Traced(kind, axis, _round(node)))
             continue
         whole = tensors(node if kind is Collective.ALL_GATHER else node.all_input_nodes[0])[0]
         if whole.is_floating_point():
-            found.append(Traced(kind, axes.get(kind, Axis.SEQUENCE), _nbytes(whole)))
+            found.append(Traced(kind, axis, _nbytes(whole)))
     return tuple(found)
 
 
@@ -76,17 +77,6 @@ def _nbytes(tensor: torch.Tensor) -> int:
     return prod(tensor.shape) * tensor.element_size()
 
 
-def settled(joint: Joint, *, regather: bool = False) -> Joint:
-    """Return the joint graph of one rank, changed so that waiting is a view, as at run time: it makes no new tensor.
-
-    ``regather``: see :func:`gathered_again`.
-    """
-    for node in joint.nodes:
-        if _name(node) == "wait_tensor" and kind_of(node.all_input_nodes[0]) is not Collective.NONE:
-            node.all_input_nodes[0].meta["val"] = node.meta["val"]
-    return gathered_again(joint) if regather else joint
-
-
 def gathered_again(joint: Joint) -> Joint:
     """Return ``joint``, changed so that the backward gathers again what the forward gathered.
 
@@ -98,6 +88,8 @@ def gathered_again(joint: Joint) -> Joint:
     for source in order:
         if kind_of(source) is not Collective.ALL_GATHER or source in backward:
             continue
+        if not tensors(source)[0].is_floating_point():  # counts
+            continue
         chain = _moved(source, order, backward)
         readers = [n for n in order if n in backward and any(each in chain for each in n.all_input_nodes)]
         if readers:
@@ -108,16 +100,11 @@ def gathered_again(joint: Joint) -> Joint:
 
 
 def _moved(source: Node, order: list[Node], backward: set[Node]) -> dict[Node, None]:
-    """Return the forward nodes that hold nothing but what was gathered, in order."""
+    """Return what was gathered and the forward's views of it, in order."""
     chain = {source: None}
     for node in order:
-        if node.op != "call_function" or node in backward or not node.all_input_nodes:
-            continue
-        if _name(node) == "index_select":  # sorting; the order itself is kept
-            moves = node.args[0] in chain
-        else:
-            moves = (is_view(node) or _name(node) in _MOVES) and all(each in chain for each in node.all_input_nodes)
-        if moves:
+        sources = node.all_input_nodes if node.op == "call_function" and node not in backward else []
+        if sources and is_view(node) and all(each in chain for each in sources):
             chain[node] = None
     return chain
 
@@ -142,16 +129,5 @@ def _copy(graph: Graph, chain: dict[Node, None], readers: list[Node]) -> None:
             reader.replace_input_with(node, copied)
 
 
-def bind(graph: torch.fx.GraphModule, groups: Mapping[str, str]) -> torch.fx.GraphModule:
-    """Return ``graph``, changed so that its collectives run in other groups: name as traced -> name."""
-    for node in graph.graph.nodes:
-        if kind_of(node) is not Collective.NONE:
-            node.args = tuple(groups.get(each, each) if isinstance(each, str) else each for each in node.args)
-    graph.recompile()
-    return graph
-
-
 def _name(node: Node) -> str:
-    if node.target is operator.getitem:
-        return "getitem"
     return str(getattr(getattr(node.target, "overloadpacket", None), "__name__", ""))

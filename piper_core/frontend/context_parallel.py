@@ -14,19 +14,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import _functional_collectives as collectives
-from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from piper_core.arch.contract import Method
 from piper_core.errors import ConfigError
-from piper_core.frontend.mixture_plan import Routes
+from piper_core.frontend import exchange
+from piper_core.frontend.mixture_plan import share_counts
 from piper_core.frontend.ring_attention import ring_flash_attention
-from piper_core.frontend.sharding_plan import TensorGroup, replace_forward
+from piper_core.frontend.sharding_plan import replace_forward
 from piper_core.models.attention import Attention, LatentAttention
 from piper_core.models.moe import Router
-from piper_core.models.transformer import Embed, Transformer
+from piper_core.models.rotary import Rope, Rotary
+from piper_core.models.transformer import Embed
+
+AXIS = "context"
 
 
 def zigzag(x: Tensor, rank: int, ranks: int, dim: int = 1) -> Tensor:
@@ -47,64 +49,61 @@ def rezigzag(x: Tensor, ranks: int, dim: int = 1) -> Tensor:
     return torch.cat([part for rank in range(ranks) for part in (parts[rank], parts[2 * ranks - 1 - rank])], dim)
 
 
-def parallelize_context(model: Transformer, mesh: DeviceMesh, method: Method = "ring") -> Transformer:
-    """Let a model take the rank's part (:func:`zigzag`) of tokens and targets, in place; parameters stay whole.
+def parallelize_context(model: nn.Module, rank: int, ranks: int, method: Method = "ring") -> nn.Module:
+    """Let a model or a part of one take the rank's part (:func:`zigzag`) of tokens and targets, in place; parameters
+    stay whole.
 
     The loss is the mean over the rank's own targets: weigh it by their share of all. The gradient of a parameter is a
     part, to be summed over ranks.
-
-    Raises:
-        ConfigError: the ranks do not divide the key heads, where ``method`` needs it.
     """
-    ranks, kv_heads = mesh.size(), model.architecture.kv_heads
-    if method == "all_to_all" and kv_heads % ranks:
-        raise ConfigError(
-            f"model {model.architecture.name!r}: {kv_heads} key heads cannot be scattered over {ranks} ranks; use ring"
-        )
-    model.register_buffer("context_rank", torch.tensor(mesh.get_local_rank()), persistent=False)
-    if model.rotary is not None:
-        replace_forward(model.rotary, _rotary(model.rotary.forward, model, ranks))
-    for module in model.modules():
+    for module in list(model.modules()):
         match module:
+            case Rotary():
+                _give_rank(module, rank)
+                replace_forward(module, _rotary(module.forward, ranks))
             case Attention() | LatentAttention():
-                replace_forward(module, _attention(module.forward, mesh, method))
+                replace_forward(module, _attention(module.forward, ranks, method))
             case Embed() if module.positions is not None:
-                replace_forward(module.positions, _positions(module.positions.forward, model, ranks))
+                _give_rank(module.positions, rank)
+                replace_forward(module.positions, _positions(module.positions.forward, ranks))
             case Router():
-                Routes(TensorGroup(mesh, sequence=True)).apply(module)
+                share_counts(module, AXIS, ranks)
             case _:
                 pass
     return model
 
 
-def _places(model: nn.Module, length: int, ranks: int) -> Tensor:
+def _give_rank(module: nn.Module, rank: int) -> None:
+    """Give a module the rank as a buffer, so that one graph serves every rank."""
+    module.register_buffer("context_rank", torch.tensor(rank), persistent=False)
+
+
+def _places(rank: Tensor, length: int, ranks: int) -> Tensor:
     """Return the positions of the rank's part, ``length`` long."""
-    rank = model.context_rank
-    assert isinstance(rank, Tensor)
     half = torch.arange(length // 2, device=rank.device)
     return torch.cat((half + rank * half.shape[0], half + (2 * ranks - 1 - rank) * half.shape[0]))
 
 
-def _rotary(inner: Callable[..., Any], model: nn.Module, ranks: int) -> Callable[..., Any]:
-    def forward(_self: nn.Module, length: int) -> tuple[Tensor, Tensor]:
-        places = _places(model, length, ranks)
+def _rotary(inner: Callable[..., Any], ranks: int) -> Callable[..., Any]:
+    def forward(self: Any, length: int) -> Rope:
+        places = _places(self.context_rank, length, ranks)
         cos, sin = inner(length * ranks)
         return cos.index_select(0, places), sin.index_select(0, places)
 
     return forward
 
 
-def _positions(inner: Callable[..., Any], model: nn.Module, ranks: int) -> Callable[..., Any]:
-    def forward(_self: nn.Module, positions: Tensor) -> Tensor:
-        found: Tensor = inner(_places(model, positions.shape[0], ranks))
+def _positions(inner: Callable[..., Any], ranks: int) -> Callable[..., Any]:
+    def forward(self: Any, positions: Tensor) -> Tensor:
+        found: Tensor = inner(_places(self.context_rank, positions.shape[0], ranks))
         return found
 
     return forward
 
 
-def _attention(inner: Callable[..., Any], mesh: DeviceMesh, method: Method) -> Callable[..., Any]:
+def _attention(inner: Callable[..., Any], ranks: int, method: Method) -> Callable[..., Any]:
     def forward(_self: nn.Module, x: Tensor, rope: Any = None) -> Tensor:
-        with Exchanged(mesh, method):
+        with Exchanged(ranks, method):
             y: Tensor = inner(x, rope)
         return y
 
@@ -117,9 +116,9 @@ class Exchanged(TorchFunctionMode):
     Relies on that function being one that a ``TorchFunctionMode`` sees.
     """
 
-    def __init__(self, mesh: DeviceMesh, method: Method) -> None:
+    def __init__(self, ranks: int, method: Method) -> None:
         super().__init__()
-        self.mesh, self.method = mesh, method
+        self.ranks, self.method = ranks, method
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not functional.scaled_dot_product_attention:
@@ -133,10 +132,8 @@ class Exchanged(TorchFunctionMode):
         if attn_mask is not None or dropout_p:
             raise ConfigError("context parallel attention takes no mask but the causal one, and no dropout")
         scale = query.shape[-1] ** -0.5 if scale is None else scale
-        ranks = self.mesh.size()
         if self.method == "ring":
-            name = self.mesh.get_group().group_name
-            out: Tensor = ring_flash_attention(query, key, value, is_causal, scale, ranks, name)[0]
+            out: Tensor = ring_flash_attention(query, key, value, is_causal, scale, self.ranks, AXIS)[0]
             return out
         query, key, value = (self.gather(each) for each in (query, key, value))
         return self.scatter(
@@ -147,21 +144,16 @@ class Exchanged(TorchFunctionMode):
 
     def gather(self, x: Tensor) -> Tensor:
         """Return (b, heads / n, s, d) in the order of the sequence for x of (b, heads, s / n, d)."""
-        ranks = self.mesh.size()
+        ranks = self.ranks
         b, heads, s, d = x.shape
         apart = x.reshape(b, ranks, heads // ranks, s, d).movedim(1, 0).contiguous()  # by receiver
-        came = self.exchange(apart).movedim(0, 2).flatten(2, 3)  # by sender along the sequence
+        came = exchange.all_to_all(apart, AXIS).movedim(0, 2).flatten(2, 3)  # by sender along the sequence
         return unzigzag(came, ranks, 2)
 
     def scatter(self, x: Tensor) -> Tensor:
         """Undo :meth:`gather`."""
-        ranks = self.mesh.size()
+        ranks = self.ranks
         b, heads, s, d = x.shape
         apart = rezigzag(x, ranks, 2).reshape(b, heads, ranks, s // ranks, d).movedim(2, 0).contiguous()
-        return self.exchange(apart).movedim(0, 1).flatten(1, 2)
-
-    def exchange(self, x: Tensor) -> Tensor:
-        """Return what each rank has for this one, of x (ranks, ...)."""
-        ranks, flat = self.mesh.size(), x.flatten(0, 1)
-        even = [flat.shape[0] // ranks] * ranks
-        return collectives.all_to_all_single_autograd(flat, even, even, self.mesh.get_group()).view_as(x)
+        came: Tensor = exchange.all_to_all(apart, AXIS)
+        return came.movedim(0, 1).flatten(1, 2)

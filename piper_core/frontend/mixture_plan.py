@@ -6,22 +6,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn import functional
 
-from piper_core.frontend.sharding_plan import Column, Style, TensorGroup, divide, local, replace_forward
-from piper_core.models.grouped import grouped_linear
+from piper_core.frontend import exchange
+from piper_core.frontend.sharding_plan import AXIS, Column, Style, TensorGroup, replace_forward
+from piper_core.models.grouped import grouped_bias, grouped_linear
 from piper_core.models.moe import Experts, Routed
 from piper_core.models.transformer import Block
 
 
-def mixture_plan(block: Block, group: TensorGroup) -> dict[str, ParallelStyle]:
+def mixture_plan(block: Block, group: TensorGroup) -> dict[str, Style]:
     """Return the styles of a block's experts, by name; none in a dense block."""
     if not hasattr(block, "moe"):
         return {}
     experts = block.moe.experts
-    plan: dict[str, ParallelStyle] = {"moe.router": Routes(group), "moe.experts": Mixture(group)}
+    plan: dict[str, Style] = {"moe.router": Routes(group), "moe.experts": Mixture(group)}
     for name in ("gate", "up", "down"):
         if getattr(experts, name) is not None:
             plan[f"moe.experts.{name}"] = Grouped(group, 2 if name == "down" else 1)
@@ -33,28 +32,33 @@ def mixture_plan(block: Block, group: TensorGroup) -> dict[str, ParallelStyle]:
 
 
 class Routes(Style):
-    """Router that sees a part of the tokens: the auxiliary loss is of all, each rank giving its tokens' gradients."""
+    """Router that sees a part of the tokens under sequence parallelism."""
 
     def apply(self, module: nn.Module) -> None:
-        group = self.group
+        if self.group.sequence:
+            share_counts(module, AXIS, self.group.size)
 
-        def share(counts: Tensor, dtype: torch.dtype) -> Tensor:
-            every = group.leave(counts, whole=True)
-            return every.to(dtype) / (every.sum() * group.mesh.size())
 
-        if group.sequence:
-            module.share = share  # type: ignore[assignment]  # a Router's method
+def share_counts(router: nn.Module, axis: str, ranks: int) -> None:
+    """Let a router's auxiliary loss be of the tokens of all ranks of ``axis``, each giving its tokens' gradients."""
+    inner = router.share
+
+    def share(counts: Tensor, dtype: torch.dtype) -> Tensor:
+        part: Tensor = inner(exchange.all_reduce(counts, axis), dtype)  # type: ignore[operator]  # a Router's method
+        return part / ranks
+
+    router.share = share  # type: ignore[assignment]  # a Router's method
 
 
 class PartialRow(Style):
     """Linear layer divided by inputs whose partial sums stay partial; the first rank adds the bias."""
 
     def apply(self, module: nn.Module) -> None:
-        divide(module, "weight", self.group.mesh, 1)
-        size = self.group.mesh.size()
+        self.part(module, "weight", 1)
+        size = self.group.size
 
         def forward(self: Any, x: Tensor) -> Tensor:
-            y: Tensor = functional.linear(x, local(self.weight))
+            y: Tensor = functional.linear(x, self.weight)
             return y if self.bias is None else y + self.bias / size
 
         replace_forward(module, forward)
@@ -68,16 +72,16 @@ class Grouped(Style):
         self.dim = dim
 
     def apply(self, module: nn.Module) -> None:
-        divide(module, "weight", self.group.mesh, self.dim)
-        size = 1 if self.dim == 1 else self.group.mesh.size()
+        self.part(module, "weight", self.dim)
+        size = 1 if self.dim == 1 else self.group.size
         if self.dim == 1:
-            divide(module, "bias", self.group.mesh, 1)
+            self.part(module, "bias", 1)
 
         def forward(self: Any, x: Tensor, counts: Tensor) -> Tensor:
-            y: Tensor = grouped_linear(x, local(self.weight), counts)
-            if self.bias is None:
-                return y
-            return y + (local(self.bias) / size).repeat_interleave(counts, 0, output_size=len(x))
+            y: Tensor = grouped_linear(x, self.weight, counts)
+            if self.bias is not None:
+                y = grouped_bias(y, self.bias / size, counts)
+            return y
 
         replace_forward(module, forward)
 
@@ -91,11 +95,21 @@ class Mixture(Style):
 
     def apply(self, module: nn.Module) -> None:
         group = self.group
+        if not group.sequence:
+            replace_forward(module, lambda self, x, routed: x + _reduced(self, routed, group))
+            return
+        inner = module.compute
 
-        def forward(self: Experts, x: Tensor, routed: Routed) -> Tensor:
-            return x + (_exchanged if group.sequence else _reduced)(self, routed, group)
+        def compute(rows: Tensor, counts: Tensor) -> Tensor:
+            every = exchange.all_gather(counts.unsqueeze(0), 0, group.size, AXIS)
+            y: Tensor = inner(exchange.gather_rows(rows, every, AXIS), every.sum(0))  # type: ignore[operator]
+            scattered: Tensor = exchange.scatter_rows(y, every, AXIS)
+            return scattered
 
-        replace_forward(module, forward)
+        module.compute = compute  # type: ignore[assignment]  # what lies between dispatch and combine
+        if module.shared is not None:
+            shared = module.shared.forward  # type: ignore[union-attr]  # a FeedForward
+            replace_forward(module.shared, lambda _self, x: group.leave(shared(group.enter(x))))  # type: ignore[arg-type]
 
 
 def _reduced(experts: Experts, routed: Routed, group: TensorGroup) -> Tensor:
@@ -105,33 +119,9 @@ def _reduced(experts: Experts, routed: Routed, group: TensorGroup) -> Tensor:
     sum theirs.
     """
     whole, weights = group.enter(routed.normed), group.enter(routed.weights)
-    order = _inverse(routed.places)
+    order = torch.empty_like(routed.places).scatter(
+        0, routed.places, torch.arange(len(routed.places), device=routed.places.device)
+    )
     rows = whole.flatten(0, 1).index_select(0, order // weights.shape[1])
     out = experts.combine(experts.compute(rows, routed.counts), routed._replace(weights=weights))
     return group.leave(out if experts.shared is None else out + experts.shared(whole))
-
-
-def _exchanged(experts: Experts, routed: Routed, group: TensorGroup) -> Tensor:
-    """Return what experts add to this rank's part of the sequence."""
-    size = group.mesh.size()
-    along = TensorGroup(group.mesh, True)
-    rows = along.enter(routed.rows.unsqueeze(0)).squeeze(0)
-    counts = whole_counts(routed.counts, group)
-    expert = torch.arange(counts.shape[1], device=counts.device).repeat(size)
-    order = expert.repeat_interleave(counts.flatten(), output_size=len(rows)).sort(stable=True).indices
-    y = experts.compute(rows.index_select(0, order), counts.sum(0)).index_select(0, _inverse(order))
-    out = experts.combine(along.leave(y.unsqueeze(0)).squeeze(0), routed)
-    if experts.shared is not None:
-        out = out + group.leave(experts.shared(group.enter(routed.normed)))
-    return out
-
-
-def _inverse(order: Tensor) -> Tensor:
-    """Return where each of 0, 1, ... lies in a permutation."""
-    return torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device))
-
-
-def whole_counts(counts: Tensor, group: TensorGroup) -> Tensor:
-    """Return every rank's counts, (ranks, experts)."""
-    spread = DTensor.from_local(counts.unsqueeze(0), group.mesh, (Shard(0),), run_check=False)
-    return spread.redistribute(placements=(Replicate(),)).to_local()

@@ -15,6 +15,9 @@ _PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "d
 """Matrix products of aten, and which arguments are multiplied."""
 _GROUPED = {"grouped_linear", "grouped_outer", "_grouped_mm"}
 _ATTENTION = ("scaled_dot_product", "flash_attention", "flex_attention", "efficient_attention", "cudnn_attention")
+_SORTED = {"dispatch", "collect", "gather_rows", "scatter_rows"}
+"""Collectives that also bring rows into another order."""
+_COLLECTIVES = _SORTED | {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
 _GATHERS = {"embedding", "index", "index_select", "gather"}
 """Operations that read of their first argument as much as they write."""
 
@@ -95,7 +98,7 @@ def product_weight(node: Node) -> Node | None:
 def is_fusable(node: Node) -> bool:
     """Say whether a compiler joins a call with its neighbours: element by element, or a mean or sum."""
     tags = getattr(node.target, "tags", ())
-    return torch.Tag.pointwise in tags or name(node) in ("_to_copy", "mean", "sum", "clone")
+    return torch.Tag.pointwise in tags or name(node) in ("_to_copy", "mean", "sum", "clone", "grouped_bias")
 
 
 def product(node: Node) -> Product:
@@ -124,14 +127,16 @@ def attention(node: Node) -> AttentionCall:
     """Return what an attention kernel does.
 
     A causal kernel skips half of the 4 S^2 q_width FLOPs of F; its backward does 2.5 times those of F (Dao 2023, arXiv
-    2307.08691, section 4.1). The last 128 queries meet every key in F; in the backward 64 keys meet every query.
+    2307.08691, section 4.1). The last 128 queries meet every key in F; in the backward 64 keys meet every query. In a
+    ring the queries meet the keys of all ranks, under a causal mask half of them (in every step, as zigzag parts do).
     """
     backward = "backward" in name(node)
     query, key, value = (tensors(n)[0] for n in _tensor_arguments(node)[1 if backward else 0 :][:3])
     *batch, queries, width = query.shape
-    flops = 2.0 * prod(batch) * queries * key.shape[-2] * (width + value.shape[-1])
+    ranks = int(_argument(node, "ranks", default=1))  # of a ring, whose keys and values all come by
+    flops = 2.0 * prod(batch) * queries * key.shape[-2] * (width + value.shape[-1]) * ranks
     causal = _argument(node, "is_causal", default=False)
-    span = 2.0 * 128 * key.shape[-2] * (width + value.shape[-1])
+    span = 2.0 * 128 * key.shape[-2] * (width + value.shape[-1]) * ranks
     scale = 2.5 if backward else 1.0
     kv = nbytes(key) + nbytes(value)
     out = prod(batch) * queries * value.shape[-1] * value.element_size()
@@ -155,9 +160,9 @@ def traffic(node: Node) -> tuple[int, int]:
     """Return the bytes that a call reads and writes; a view moves none."""
     if is_view(node) or name(node) in ("detach", "empty", "new_empty", "empty_like"):
         return 0, 0
-    if getattr(node.target, "namespace", "") == "_c10d_functional":  # a collective is priced as one, not as a kernel
-        return 0, 0
     written = sum(map(nbytes, tensors(node)))
+    if name(node) in _COLLECTIVES and getattr(node.target, "namespace", "") == "piper_core":
+        return (written, written) if name(node) in _SORTED else (0, 0)  # priced as a collective, not as a kernel
     sources = node.all_input_nodes
     if name(node) in _GATHERS and sources:
         return written + sum(nbytes(t) for n in sources[1:] for t in tensors(n)), written

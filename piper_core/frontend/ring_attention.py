@@ -10,12 +10,13 @@ Both passes are operators that a trace keeps whole.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import _resolve_process_group
+
+from piper_core.frontend.communicator import communicator
 
 Block = tuple[slice, slice, bool]
 """Which queries meet which keys, and whether under a causal mask."""
@@ -31,10 +32,10 @@ def block(mine: int, other: int, length: int, causal: bool) -> Block:
 
 @torch.library.custom_op("piper_core::ring_flash_attention", mutates_args=())
 def ring_flash_attention(
-    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float, ranks: int, group: str
+    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float, ranks: int, axis: str
 ) -> tuple[Tensor, Tensor]:
     """Return the attention of queries (b, heads, s / n, d) over the keys of all ranks, and its log-sum-exp."""
-    ring = _Ring(group, ranks)
+    ring = _Ring(axis, ranks)
     high = torch.promote_types(query.dtype, torch.float32)
     out = torch.zeros(*query.shape[:3], value.shape[3], dtype=high, device=query.device)
     lse = torch.full(query.shape[:3], float("-inf"), dtype=high, device=query.device)
@@ -48,17 +49,17 @@ def ring_flash_attention(
         out[:, :, rows] *= (lse[:, :, rows] - joined).exp().unsqueeze(-1)
         out[:, :, rows] += part * (weight - joined).exp().unsqueeze(-1)
         lse[:, :, rows] = joined
-        carried = ring.finish(coming) if coming is not None else carried
+        carried = coming() if coming is not None else carried
     return out.to(query.dtype), lse
 
 
 @torch.library.custom_op("piper_core::ring_flash_attention_backward", mutates_args=())
 def ring_flash_attention_backward(
     gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor,
-    is_causal: bool, scale: float, ranks: int, group: str,
+    is_causal: bool, scale: float, ranks: int, axis: str,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the gradients of queries, keys and values."""
-    ring = _Ring(group, ranks)
+    ring = _Ring(axis, ranks)
     high = torch.promote_types(query.dtype, torch.float32)
     for_query, for_key, for_value = (each.new_zeros(each.shape, dtype=high) for each in (query, key, value))
     carried = [key, value]
@@ -73,41 +74,28 @@ def ring_flash_attention_backward(
         for_query[:, :, rows] += dq
         for_key[:, :, columns] += dk
         for_value[:, :, columns] += dv
-        carried = ring.finish(coming) if coming is not None else carried
-        for_key, for_value = ring.finish(ring.start([for_key, for_value]))  # at the end they are at home again
+        carried = coming() if coming is not None else carried
+        for_key, for_value = ring.start([for_key, for_value])()  # at the end they are at home again
     return for_query.to(query.dtype), for_key.to(key.dtype), for_value.to(value.dtype)
 
 
 class _Ring:
     """One rank of a ring: what it sends goes to the next, what it receives comes from the last."""
 
-    def __init__(self, group: str, ranks: int) -> None:
-        self.group = _resolve_process_group(group)  # type: ignore[arg-type]  # a name is a string
-        self.rank, self.ranks = self.group.rank(), ranks
+    def __init__(self, axis: str, ranks: int) -> None:
+        self.axis, self.ranks = axis, ranks
+        self.rank = communicator().rank(axis)
         self.last = (self.rank + 1) % ranks  # whose keys come last: those of the next have come all the way round
 
     def sources(self) -> list[int]:
         """Return whose keys are here, step by step."""
         return [(self.rank - step) % self.ranks for step in range(self.ranks)]
 
-    def start(self, tensors: list[Tensor]) -> tuple[list[Tensor], list[dist.Work]]:
-        """Begin to pass tensors on; what comes is of the same shapes."""
+    def start(self, tensors: list[Tensor]) -> Callable[[], list[Tensor]]:
+        """Begin to pass tensors on; the call that is returned gives what came, of the same shapes."""
         if self.ranks == 1:
-            return tensors, []
-        to, source = (dist.get_global_rank(self.group, (self.rank + step) % self.ranks) for step in (1, -1))
-        sent = [each.contiguous() for each in tensors]
-        came = [torch.empty_like(each) for each in sent]
-        calls = [dist.P2POp(dist.isend, each, to, self.group) for each in sent]
-        calls += [dist.P2POp(dist.irecv, each, source, self.group) for each in came]
-        return came, dist.batch_isend_irecv(calls)
-
-    @staticmethod
-    def finish(coming: tuple[list[Tensor], list[dist.Work]]) -> list[Tensor]:
-        """Return what came."""
-        came, works = coming
-        for work in works:
-            work.wait()
-        return came
+            return lambda: tensors
+        return communicator().pass_on([each.contiguous() for each in tensors], self.axis)
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
@@ -174,7 +162,7 @@ def _joined(gradient: Tensor, k: Tensor) -> Tensor:
 
 @ring_flash_attention.register_fake
 def _(
-    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float, ranks: int, group: str
+    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float, ranks: int, axis: str
 ) -> tuple[Tensor, Tensor]:
     high = torch.promote_types(query.dtype, torch.float32)
     return query.new_empty(*query.shape[:3], value.shape[3]), query.new_empty(query.shape[:3], dtype=high)

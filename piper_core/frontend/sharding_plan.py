@@ -1,8 +1,7 @@
 """How tensor parallelism divides the modules of a model (Shoeybi 2019, arXiv 1909.08053, section 3).
 
-Weights become DTensors, of which a rank holds its part; activations are plain tensors, the rank's own. Where values
-enter what is divided and where they leave it, a DTensor changes its placement, which is a collective in one direction
-and its transpose in the other::
+A rank holds its part of a weight; activations are the rank's own. Where values enter what is divided and where they
+leave it there is a collective (:mod:`piper_core.frontend.exchange`) in one direction and its transpose in the other::
 
     enter   tensor:   as it is              gradient: all_reduce
             sequence: all_gather            gradient: reduce_scatter
@@ -21,66 +20,49 @@ from types import MethodType
 from typing import Any
 
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.distributed.tensor.parallel import ParallelStyle
-from torch.distributed.tensor.placement_types import Placement
 from torch.nn import functional
 
+from piper_core.frontend import exchange
+from piper_core.frontend.communicator import Operation
+from piper_core.frontend.shares import divide, is_divided
 from piper_core.models.attention import Attention, LatentAttention
 from piper_core.models.feed_forward import FeedForward
 from piper_core.models.moe import Experts
 
+AXIS = "tensor"
+
 
 @dataclass(frozen=True, slots=True)
 class TensorGroup:
-    """The ranks that divide a model, and whether they divide the sequence too where they do not divide weights."""
+    """The ranks that divide a model, this one's place, and whether they divide the sequence too where they do not
+    divide weights."""
 
-    mesh: DeviceMesh
+    size: int
+    rank: int = 0
     sequence: bool = False
 
-    @property
-    def outside(self) -> Placement:
-        """Where activations lie outside divided layers."""
-        return Shard(1) if self.sequence else Replicate()
-
     def enter(self, x: Tensor) -> Tensor:
-        """Return x whole on every rank; its gradient is summed over ranks."""
-        whole = DTensor.from_local(x, self.mesh, (self.outside,), run_check=False).redistribute(
-            placements=(Replicate(),)
-        )
-        return whole.to_local(grad_placements=(Partial(),))
+        """Return x (b, s, ...) whole on every rank; its gradient is summed over ranks."""
+        return exchange.all_gather(x, 1, self.size, AXIS) if self.sequence else exchange.enter(x, AXIS)
 
-    def leave(self, x: Tensor, operation: str = "sum", *, whole: bool = False) -> Tensor:
-        """Return the sum of the ranks' x, this rank's part of the sequence (``whole``: all of it)."""
-        outside = Replicate() if whole else self.outside
-        summed = DTensor.from_local(x, self.mesh, (Partial(operation),), run_check=False)
-        return summed.redistribute(placements=(outside,)).to_local()
+    def leave(self, x: Tensor) -> Tensor:
+        """Return the sum of the ranks' x (b, s, ...), under ``sequence`` this rank's part of it."""
+        return exchange.reduce_scatter(x, 1, self.size, AXIS) if self.sequence else self.total(x)
 
-
-def local(parameter: Tensor) -> Tensor:
-    """Return this rank's part of a parameter."""
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    def total(self, x: Tensor, operation: Operation = "sum") -> Tensor:
+        """Return the sum or maximum of the ranks' x, all of it."""
+        return exchange.all_reduce(x, AXIS, operation)
 
 
-def divide(module: nn.Module, name: str, mesh: DeviceMesh, dim: int) -> None:
-    """Replace a parameter by this rank's part along ``dim``; nothing is sent."""
-    whole = getattr(module, name)
-    if whole is None or isinstance(whole, DTensor):
-        return
-    part = whole.detach().chunk(mesh.size(), dim)[mesh.get_local_rank()].contiguous()
-    setattr(module, name, nn.Parameter(DTensor.from_local(part, mesh, (Shard(dim),), run_check=False)))
-
-
-class Style(ParallelStyle):
-    """A style of ours: ``_apply`` is what ``parallelize_module`` calls."""
+class Style:
+    """How one module is divided, in place."""
 
     def __init__(self, group: TensorGroup) -> None:
         self.group = group
 
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        self.apply(module)
-        return module
+    def part(self, module: nn.Module, name: str, dim: int) -> None:
+        """Leave this rank its part of a parameter along ``dim``."""
+        divide(module, name, AXIS, dim, self.group.rank, self.group.size)
 
     def apply(self, module: nn.Module) -> None:
         raise NotImplementedError
@@ -97,27 +79,22 @@ class Column(Style):
     """Linear layer divided by outputs, which stay where they are."""
 
     def apply(self, module: nn.Module) -> None:
-        divide(module, "weight", self.group.mesh, 0)
-        divide(module, "bias", self.group.mesh, 0)
-        replace_forward(module, _column)
+        self.part(module, "weight", 0)
+        self.part(module, "bias", 0)
 
 
 class Row(Style):
     """Linear layer divided by inputs; partial sums leave, and the whole bias is added once."""
 
     def apply(self, module: nn.Module) -> None:
-        divide(module, "weight", self.group.mesh, 1)
+        self.part(module, "weight", 1)
         group = self.group
 
         def forward(self: Any, x: Tensor) -> Tensor:
-            y = group.leave(functional.linear(x, local(self.weight)))
+            y = group.leave(functional.linear(x, self.weight))
             return y if self.bias is None else y + self.bias
 
         replace_forward(module, forward)
-
-
-def _column(self: Any, x: Tensor) -> Tensor:
-    return functional.linear(x, local(self.weight), None if self.bias is None else local(self.bias))
 
 
 def replace_forward(module: nn.Module, forward: Callable[..., Any]) -> None:
@@ -125,11 +102,11 @@ def replace_forward(module: nn.Module, forward: Callable[..., Any]) -> None:
     module.forward = MethodType(forward, module)
 
 
-def block_plan(block: nn.Module, group: TensorGroup) -> dict[str, ParallelStyle]:
+def block_plan(block: nn.Module, group: TensorGroup) -> dict[str, Style]:
     """Return the styles of a block's attention and dense or shared feed-forward layers, by name."""
-    plan: dict[str, ParallelStyle] = {}
+    plan: dict[str, Style] = {}
     for name, module in block.named_modules():
-        found: dict[str, ParallelStyle] = {}
+        found: dict[str, Style] = {}
         match module:
             case LatentAttention():
                 column = ("q", "kv")
@@ -145,8 +122,8 @@ def block_plan(block: nn.Module, group: TensorGroup) -> dict[str, ParallelStyle]
 
 def _styles(
     group: TensorGroup, enter: tuple[str, ...], column: tuple[str, ...], row: tuple[str, ...]
-) -> dict[str, ParallelStyle]:
-    made: dict[str, ParallelStyle] = {name: Enter(group) for name in enter}
+) -> dict[str, Style]:
+    made: dict[str, Style] = {name: Enter(group) for name in enter}
     made |= {name: Column(group) for name in column}
     return made | {name: Row(group) for name in row}
 
@@ -171,9 +148,9 @@ def summed_gradients(model: nn.Module, group: TensorGroup) -> tuple[str, ...]:
         for name in inside:
             child = getattr(module, name)
             for each, parameter in child.named_parameters() if child is not None else ():
-                if not isinstance(parameter, DTensor):
+                if not is_divided(parameter, AXIS):
                     found.add(f"{prefix}.{name}.{each}" if prefix else f"{name}.{each}")
     for name, parameter in model.named_parameters():
-        if group.sequence and not isinstance(parameter, DTensor):
+        if group.sequence and not is_divided(parameter, AXIS):
             found.add(name)
     return tuple(sorted(found))

@@ -9,19 +9,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from piper_core.arch.contract import shard_units
+from piper_core.arch.contract import Method, shard_units
 from piper_core.arch.huggingface import load_architecture
 from piper_core.arch.record import Architecture
 from piper_core.errors import ConfigError
-from piper_core.frontend.apart import apart
 from piper_core.frontend.cache import Cache
-from piper_core.frontend.degrees import check_tensor
+from piper_core.frontend.degrees import Degrees
 from piper_core.frontend.table import Kernels, Trace
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-    from piper_core.frontend.sharding_plan import TensorGroup
 
 DEFAULT_SEQ_LEN = 4096
 _FUNCTION = re.compile(r"(?P<file>.+\.py):(?P<function>[A-Za-z_]\w*)")
@@ -37,6 +34,9 @@ def trace_model(
     micro_batch: int | None = None,
     tp: int = 1,
     sequence: bool = False,
+    ep: int = 1,
+    cp: int = 1,
+    method: Method = "ring",
     dtype: str = "bfloat16",
     kernels: Kernels = "eager",
     cache: Cache | None = None,
@@ -45,8 +45,10 @@ def trace_model(
 
     The function returns (model, example inputs), which fix shapes and dtype; the batch is dimension 0 of the first
     input, and of every other input that is as long. ``kernels`` "eager" is as traced, "fused" joins chains of small
-    operations. With ``tp`` > 1 the table is of one rank of a tensor group, traced in a process of its own;
-    ``sequence`` divides the sequence too, where weights are whole. ``cache`` (default: the person's) answers without
+    operations. With ``tp``, ``ep`` or ``cp`` > 1 the table is of one rank of a tensor, expert and context group:
+    ``sequence`` divides the sequence over tensor ranks too, where weights are whole; every expert is taken to have its
+    fair share of tokens; a context rank has 1 / ``cp`` of each sequence, and ``method`` is how its attention exchanges.
+    ``cache`` (default: the person's) answers without
     torch where nothing has changed.
 
     Raises:
@@ -57,11 +59,12 @@ def trace_model(
     if kernels not in ("eager", "fused"):
         raise ConfigError(f"kernels must be eager or fused, found {kernels!r}")
     store = cache or Cache.default()
-    options: dict[str, Any] = {"tp": tp, "sequence": sequence and tp > 1, "kernels": kernels}
+    degrees = Degrees(tp, sequence and tp > 1, ep, cp, method if cp > 1 else "ring")
+    options: dict[str, Any] = {"degrees": asdict(degrees), "kernels": kernels}
     found = _FUNCTION.fullmatch(str(model)) if not isinstance(model, Architecture) else None
     if found is not None:
-        if tp != 1:
-            raise ConfigError(f"no tensor parallel plan is known for a file.py:function; --tp must be 1, found {tp}")
+        if not degrees.whole:
+            raise ConfigError("no plan is known that divides a file.py:function; tp, ep and cp must be 1")
         if seq_len is not None:
             raise ConfigError("the example inputs fix the sequence length of a file.py:function; leave --seq-len out")
         path = Path(found["file"])
@@ -75,11 +78,8 @@ def trace_model(
         most = architecture.learned_positions
         raise ConfigError(f"model {architecture.name!r}: sequence length must be 1 to {most}, found {length}")
     key = {"architecture": asdict(architecture), "seq_len": length, "dtype": dtype, **options}
-    if tp == 1:
-        trace = store.get(key, lambda: _trace_architecture(architecture, length, dtype, kernels))
-    else:
-        check_tensor(architecture, tp, length, sequence=sequence)
-        trace = store.get(key, lambda: apart(_trace_rank, architecture, length, dtype, kernels, tp, sequence))
+    degrees.check(architecture, length)
+    trace = store.get(key, lambda: _trace_architecture(architecture, length, dtype, kernels, degrees))
     return trace.of(micro_batch or 1)
 
 
@@ -96,26 +96,15 @@ def captured_layers(architecture: Architecture) -> tuple[tuple[int, ...], tuple[
     return tuple(chosen), tuple(stands)
 
 
-def _trace_rank(
-    architecture: Architecture, seq_len: int, dtype: str, kernels: Kernels, tp: int, sequence: bool
-) -> Trace:
-    """Return the table of one rank of ``tp``."""
-    from piper_core.frontend.sharding_plan import TensorGroup
-    from piper_core.frontend.tensor_parallel import fake_mesh
-
-    with fake_mesh(tp) as mesh:
-        return _trace_architecture(architecture, seq_len, dtype, kernels, TensorGroup(mesh, sequence))
-
-
 def _trace_architecture(
-    architecture: Architecture, seq_len: int, dtype: str, kernels: Kernels, group: TensorGroup | None = None
+    architecture: Architecture, seq_len: int, dtype: str, kernels: Kernels, degrees: Degrees
 ) -> Trace:
+    """Return the table of a model, or of one rank."""
     import torch
     from torch import nn
 
     from piper_core.frontend.capture import capture, fake
     from piper_core.frontend.chunks import exact, table
-    from piper_core.frontend.collectives import settled
     from piper_core.frontend.cut import cut
     from piper_core.frontend.layout import Layout
     from piper_core.models import build_block, build_model
@@ -126,16 +115,19 @@ def _trace_architecture(
     with fake():
         model = build_model(architecture, dtype=kind, layers=1)
         model.layers = nn.ModuleList(build_block(architecture, i, dtype=kind) for i in chosen)
-        if group is not None:
-            from piper_core.frontend.tensor_parallel import parallelize
+        if not degrees.whole:
+            from piper_core.frontend.rank_graphs import divide
 
-            parallelize(model, group)
+            divide(model, degrees, {})
+        places = {block: index for index, block in enumerate(model.layers)}
         for batch in _BATCHES:
-            tokens, targets = (torch.empty(batch, seq_len, dtype=torch.int64) for _ in range(2))
-            places = {block: index for index, block in enumerate(model.layers)}
-            inputs = (tokens, targets)
-            joint = capture(model, inputs, places)
-            cuts.append(cut(joint if group is None else settled(joint, regather=group.sequence)))
+            tokens, targets = (torch.empty(batch, seq_len // degrees.context, dtype=torch.int64) for _ in range(2))
+            joint = capture(model, (tokens, targets), places)
+            if degrees.sequence:
+                from piper_core.frontend.collectives import gathered_again
+
+                gathered_again(joint)
+            cuts.append(cut(joint))
     assert exact(cuts[0], cuts[1], _BATCHES), "costs of an architecture are affine in the microbatch"
     units = shard_units(architecture, seq_len)
     return table(

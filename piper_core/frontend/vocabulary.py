@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn import functional
 
-from piper_core.frontend.sharding_plan import Column, Enter, Style, TensorGroup, divide, local, replace_forward
+from piper_core.frontend.sharding_plan import Column, Enter, Style, TensorGroup, replace_forward
 from piper_core.models.layers import widen
 from piper_core.models.transformer import Embed, Head
 
@@ -21,15 +20,15 @@ IGNORED = -100
 """The target that stands for none."""
 
 
-def embed_plan(embed: Embed, group: TensorGroup) -> dict[str, ParallelStyle]:
+def embed_plan(embed: Embed, group: TensorGroup) -> dict[str, Style]:
     """Return the styles of an embedding, by name."""
-    plan: dict[str, ParallelStyle] = {"tokens": Table(group)}
+    plan: dict[str, Style] = {"tokens": Table(group)}
     if embed.positions is not None and group.sequence:
         plan["positions"] = Positions(group)
     return plan
 
 
-def head_plan(group: TensorGroup) -> dict[str, ParallelStyle]:
+def head_plan(group: TensorGroup) -> dict[str, Style]:
     """Return the styles of a head, by name; its loss is set by :func:`divide_loss`."""
     return {"norm": Enter(group), "projection": Column(group)}
 
@@ -39,13 +38,12 @@ class Table(Style):
 
     def apply(self, module: nn.Module) -> None:
         group = self.group
-        divide(module, "weight", group.mesh, 0)
-        offset(module, group, local(module.weight).shape[0])  # type: ignore[arg-type]  # a parameter
+        self.part(module, "weight", 0)
+        offset(module, group, module.get_parameter("weight").shape[0])
 
         def forward(self: Any, tokens: Tensor) -> Tensor:
-            weight = local(self.weight)
-            row, strange = _own(tokens, self.first, weight.shape[0])
-            found = functional.embedding(row, weight).masked_fill(strange.unsqueeze(-1), 0.0)
+            row, strange = _own(tokens, self.first, self.weight.shape[0])
+            found = functional.embedding(row, self.weight).masked_fill(strange.unsqueeze(-1), 0.0)
             return group.leave(found)
 
         replace_forward(module, forward)
@@ -59,15 +57,16 @@ class Positions(Style):
         offset(module, group, 1)
 
         def forward(self: Any, positions: Tensor) -> Tensor:
-            length = positions.shape[0] // group.mesh.size()
-            return functional.embedding(positions[:length] + self.first * length, self.weight)
+            length = positions.shape[0] // group.size
+            mine = torch.arange(length, device=positions.device) + self.first * length
+            return functional.embedding(positions.index_select(0, mine), self.weight)
 
         replace_forward(module, forward)
 
 
 def divide_loss(head: Head, group: TensorGroup) -> None:
     """Let a head's loss take the rank's part of the logits."""
-    offset(head, group, local(head.projection.weight).shape[0])
+    offset(head, group, head.projection.weight.shape[0])
 
     def loss(logits: Tensor, targets: Tensor) -> Tensor:
         first = head.first
@@ -82,18 +81,18 @@ def cross_entropy(logits: Tensor, targets: Tensor, first: Tensor, group: TensorG
 
     Three numbers a token are reduced: the maximum, then the sum of exponentials and the target's logit together.
     """
-    most = group.leave(logits.detach().amax(-1), "max", whole=True)
+    most = group.total(logits.detach().amax(-1), "max")
     shifted = logits - most.unsqueeze(-1)
     row, strange = _own(targets, first, logits.shape[1])
     picked = shifted.gather(1, row.unsqueeze(-1)).squeeze(-1).masked_fill(strange, 0.0)
-    total, target = group.leave(torch.stack((shifted.exp().sum(-1), picked)), whole=True).unbind()
+    total, target = group.total(torch.stack((shifted.exp().sum(-1), picked))).unbind()
     counted = targets != IGNORED
     return (total.log() - target).masked_fill(~counted, 0.0).sum() / counted.sum()
 
 
 def offset(module: nn.Module, group: TensorGroup, size: int) -> None:
     """Give a module the buffer ``first``: where the rank's part of what is ``size`` a rank begins."""
-    module.register_buffer("first", torch.tensor(group.mesh.get_local_rank() * size), persistent=False)
+    module.register_buffer("first", torch.tensor(group.rank * size), persistent=False)
 
 
 def _own(index: Tensor, first: Tensor, size: int) -> tuple[Tensor, Tensor]:

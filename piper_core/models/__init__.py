@@ -14,14 +14,18 @@ if TYPE_CHECKING:
     from piper_core.models.init import initialise, initialise_parameter
     from piper_core.models.load import load_model
     from piper_core.models.moe import counting, set_loss_weight, update_balance
+    from piper_core.models.stage import Part, Stage, build_stage
     from piper_core.models.transformer import Transformer
 
 _HOME = {
+    "Part": "stage",
+    "Stage": "stage",
     "Transformer": "transformer",
     "build_block": "build",
     "build_embed": "build",
     "build_head": "build",
     "build_model": "build",
+    "build_stage": "stage",
     "counting": "moe",
     "initialise": "init",
     "initialise_parameter": "init",
@@ -30,7 +34,8 @@ _HOME = {
     "update_balance": "moe",
 }
 __all__ = [  # noqa: RUF022  # by kind
-    "build_model", "build_block", "build_embed", "build_head", "load_model", "Transformer",
+    "build_model", "build_block", "build_embed", "build_head", "build_stage", "load_model",
+    "Part", "Stage", "Transformer",
     "initialise", "initialise_parameter",
     "counting", "set_loss_weight", "update_balance",
 ]  # fmt: skip

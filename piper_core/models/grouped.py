@@ -29,7 +29,7 @@ class GroupedLinear(nn.Module):
     def forward(self, x: Tensor, counts: Tensor) -> Tensor:
         """Return (rows, out) for x of (rows, in) sorted by expert, ``counts`` rows for each."""
         y: Tensor = grouped_linear(x, self.weight, counts)
-        return y if self.bias is None else y + self.bias.repeat_interleave(counts, 0, output_size=len(x))
+        return y if self.bias is None else grouped_bias(y, self.bias, counts)
 
 
 @torch.library.custom_op("piper_core::grouped_linear", mutates_args=())
@@ -57,6 +57,21 @@ def grouped_outer(gradient: Tensor, x: Tensor, counts: Tensor) -> Tensor:
     return out
 
 
+@torch.library.custom_op("piper_core::grouped_bias", mutates_args=())
+def grouped_bias(x: Tensor, bias: Tensor, counts: Tensor) -> Tensor:
+    """Return x (rows, out) and to each row the bias (experts, out) of its expert."""
+    return x + bias.repeat_interleave(counts, 0, output_size=len(x))
+
+
+@torch.library.custom_op("piper_core::grouped_sum", mutates_args=())
+def grouped_sum(x: Tensor, counts: Tensor) -> Tensor:
+    """Return the sum of each expert's rows, (experts, out) of x (rows, out); zero where there are none."""
+    out = x.new_zeros(len(counts), x.shape[1])
+    for expert, rows in _rows(counts):
+        torch.sum(x[rows], 0, out=out[expert])
+    return out
+
+
 def _rows(counts: Tensor) -> Iterator[tuple[int, slice]]:
     """Yield each expert that has rows, and which."""
     start = 0
@@ -76,6 +91,16 @@ def _(gradient: Tensor, x: Tensor, counts: Tensor) -> Tensor:
     return x.new_empty(counts.shape[0], gradient.shape[1], x.shape[1])
 
 
+@grouped_bias.register_fake
+def _(x: Tensor, bias: Tensor, counts: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@grouped_sum.register_fake
+def _(x: Tensor, counts: Tensor) -> Tensor:
+    return x.new_empty(counts.shape[0], x.shape[1])
+
+
 def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
@@ -88,6 +113,17 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None,
 
 
 grouped_linear.register_autograd(_backward, setup_context=_save)
+
+
+def _save_counts(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[2])
+
+
+def _bias_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+    return gradient, grouped_sum(gradient, *ctx.saved_tensors), None
+
+
+grouped_bias.register_autograd(_bias_backward, setup_context=_save_counts)
 
 
 @register_flop_formula(_OPERATORS.grouped_linear)

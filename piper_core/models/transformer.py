@@ -95,8 +95,7 @@ class Transformer(nn.Module):
         self.rotary = None if architecture.learned_positions else Rotary(architecture, device, dtype)
         self.layers = nn.ModuleList(Block(architecture, i, routing, device, dtype) for i in range(layers))
         self.head = Head(architecture, device, dtype)
-        if architecture.tied:
-            self.head.projection.weight = self.embed.tokens.weight
+        tie(self)
 
     def rope(self, seq_len: int) -> Rope | None:
         """Return what blocks are given beside x."""
@@ -109,3 +108,11 @@ class Transformer(nn.Module):
         for layer in self.layers:
             x = layer(x, rope)
         return self.head(x, targets)  # type: ignore[no-any-return]  # modules return Any
+
+
+def tie(module: nn.Module) -> None:
+    """Let a tied model's head have its embedding's weights, where ``module`` has both."""
+    architecture = getattr(module, "architecture", None)
+    embed, head = getattr(module, "embed", None), getattr(module, "head", None)
+    if isinstance(architecture, Architecture) and architecture.tied and embed is not None and head is not None:
+        head.projection.weight = embed.tokens.weight

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from piper_core.errors import ConfigError, PiperError
+from piper_core.arch.contract import Method
+from piper_core.errors import ConfigError
 from piper_core.frontend.table import Kernels, Trace
 from piper_core.frontend.trace import trace_model
 from profiler import console
@@ -20,6 +21,9 @@ def trace(
     kernels: Kernels,
     as_json: bool,
     sequence: bool = False,
+    ep: int = 1,
+    cp: int = 1,
+    method: Method = "ring",
 ) -> int:
     """Print the table; return 0.
 
@@ -28,17 +32,18 @@ def trace(
     """
     try:
         made = trace_model(
-            model, tp=tp, sequence=sequence, micro_batch=micro_batch, seq_len=seq_len, dtype=dtype, kernels=kernels
-        )
-    except (ModuleNotFoundError, PiperError) as error:  # PiperError: of the process that traces a tensor group
-        if "No module named 'torch'" not in str(error) and getattr(error, "name", None) != "torch":
+            model, tp=tp, sequence=sequence, ep=ep, cp=cp, method=method, micro_batch=micro_batch, seq_len=seq_len,
+            dtype=dtype, kernels=kernels,
+        )  # fmt: skip
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
             raise
         raise ConfigError("trace needs torch: make setup installs it") from None
     chunks = made.model()
     if as_json:
         console.print_json({
             "model": made.name, "seq_len": made.seq_len, "micro_batch": made.micro_batch, "tp": tp,
-            "sequence_parallel": sequence, "kernels": kernels,
+            "ep": ep, "cp": cp, "sequence_parallel": sequence, "kernels": kernels,
             "affine_in_micro_batch": made.affine, "layers": made.layers, "parameters": chunks.parameters,
             "active_parameters": chunks.active_parameters, "chunks": made.rows(),
         })  # fmt: skip
@@ -48,7 +53,9 @@ def trace(
     some = "" if active == chunks.parameters else f", {_short(active)} of them active"
     batch = "1 sequence" if made.micro_batch == 1 else f"{made.micro_batch} sequences"
     only = "" if made.affine else "; costs are not affine in the microbatch, and hold for this one alone"
-    part = "" if tp == 1 else f", one rank of {tp}"
+    divided = {"tp": tp, "ep": ep, "cp": cp}
+    ranks = " x ".join(f"{name} {degree}" for name, degree in divided.items() if degree > 1)
+    part = f", one rank of {ranks}" if ranks else ""
     print(
         f"{made.name}{part}: {_short(chunks.parameters)} parameters{some}, {made.layers} layers; "
         f"{batch} of {made.seq_len:,} tokens{only}"

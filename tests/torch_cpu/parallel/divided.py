@@ -1,69 +1,210 @@
-"""What one rank does to compare divided models with whole ones. Graphs are captured under a fake group, and run with
-their collectives bound to a real one."""
+"""What ranks do to compare a divided model with a whole one: loss and every gradient, eagerly and as chunk graphs."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch import Tensor, nn
 
 from piper_core.arch.record import Architecture
-from piper_core.frontend.capture import Joint, fake
-from piper_core.frontend.collectives import bind
-from piper_core.frontend.cut import cut
+from piper_core.frontend.communicator import ProcessGroups, communicating
+from piper_core.frontend.cut import Cut
+from piper_core.frontend.degrees import Degrees
+from piper_core.frontend.rank_graphs import rank_graphs, rank_module, rank_part, summed
 from piper_core.frontend.run import Step
-from piper_core.frontend.sharding_plan import TensorGroup, summed_gradients
-from piper_core.frontend.tensor_parallel import capture_local, fake_mesh, parallelize
-from piper_core.models import build_model
-from tests.torch_cpu.parallel.models import BATCH, SEQ, batch, built, places, relative, worst
+from piper_core.frontend.shares import part_of, share
+from piper_core.models import Part, counting, set_loss_weight, update_balance
+from piper_core.names import Recompute
+from tests.torch_cpu.parallel.models import BATCH, SEQ, batch, built, relative, worst
+from tests.torch_cpu.parallel.ranks import on_ranks
 
-Graphs = dict[tuple[str, bool], tuple[Joint, str]]
+Routing = Literal["learned", "tied", "one", "none"]
+Mode = tuple[bool, Recompute]
+MODES: tuple[Mode, ...] = (
+    (False, Recompute.NONE), (True, Recompute.NONE), (True, Recompute.FULL), (False, Recompute.SELECTIVE),
+)  # fmt: skip
+WHOLE = Part(0, 1, embed=True, head=True)
+AXES = ("expert", "context", "tensor")
+"""Of a rank's number, the last turns fastest."""
 
 
-def captured(architectures: tuple[Architecture, ...], size: int) -> Graphs:
-    """Return the local graphs of each model, tensor and sequence parallel, and the group that they name."""
-    found = {}
-    with fake_mesh(size) as mesh:
-        for architecture in architectures:
-            for sequence in (False, True):
-                group = TensorGroup(mesh, sequence)
-                with fake():
-                    model = parallelize(build_model(architecture, dtype=torch.float64, layers=1), group)
-                    tokens = torch.empty(BATCH, SEQ, dtype=torch.int64)
-                joint = capture_local(model, (tokens, tokens), group, places(model))
-                found[architecture.name, sequence] = joint, mesh.get_group().group_name
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model, how it is divided, and how its tokens are routed.
+
+    ``tied`` gives all copies to the first experts, ``one`` a copy of every token to the last expert of all.
+    """
+
+    architecture: Architecture
+    degrees: Degrees
+    routing: Routing = "none"
+
+    @property
+    def ranks(self) -> int:
+        return self.degrees.tensor * self.degrees.expert * self.degrees.context
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Relative errors of loss and gradients by mode ("eager", or as Step's options), copies by expert that the rank's
+    routers gave out, and the error of balance biases."""
+
+    modes: dict[Mode | str, tuple[float, float]]
+    counts: list[int]
+    bias: float
+
+
+def compare(cases: tuple[Case, ...], folder: str) -> dict[Case, list[Errors]]:
+    """Return each rank's errors of each case. Graphs are captured here, once for all ranks; needs a fresh process."""
+    torch.set_num_threads(1)
+    cuts = [graphs(case) for case in cases]
+    found: dict[Case, list[Errors]] = {}
+    for size in sorted({case.ranks for case in cases}):
+        chosen = [(case, made) for case, made in zip(cases, cuts, strict=True) if case.ranks == size]
+        answers = on_ranks(_rank, size, f"{folder}/{size}", chosen)
+        found |= {case: [each[i] for each in answers] for i, (case, _) in enumerate(chosen)}
     return found
 
 
-def part_of(whole: torch.nn.Parameter, divided: torch.Tensor, rank: int) -> torch.Tensor:
-    """Return the part of a whole parameter's gradient that a divided one has on a rank."""
-    assert whole.grad is not None
-    if not isinstance(divided, DTensor):
-        return whole.grad
-    return whole.grad.chunk(divided.device_mesh.size(), divided.placements[0].dim)[rank]  # type: ignore[attr-defined]
+def graphs(case: Case) -> Cut:
+    return rank_graphs(case.architecture, case.degrees, WHOLE, micro_batch=BATCH, seq_len=SEQ, dtype=torch.float64)
 
 
-def tensor_parallel(
-    architectures: tuple[Architecture, ...], graphs: Graphs, mesh: DeviceMesh
-) -> dict[tuple[str, bool, bool], tuple[float, float]]:
-    """Return the error of the loss and the greatest of any gradient, by (model, sequence, BI and BW apart)."""
-    rank, errors = mesh.get_local_rank(), {}
-    for architecture in architectures:
-        tokens, targets = batch(1)
-        whole = built(architecture)
-        expected = whole(tokens, targets)
-        expected.backward()
-        for sequence in (False, True):
-            group = TensorGroup(mesh, sequence)
-            model = parallelize(built(architecture), group)
-            joint, name = graphs[architecture.name, sequence]
-            bind(joint.module, {name: mesh.get_group().group_name})
-            summed = summed_gradients(model, group)
-            for split in (False, True):
-                (loss,), gradients = Step(cut(joint), split_backward=split)(model, tokens, targets)
-                for name in summed:
-                    dist.all_reduce(gradients[name])
-                wanted = {full: part_of(p, model.get_parameter(full), rank) for full, p in whole.named_parameters()}
-                errors[architecture.name, sequence, split] = relative(loss, expected.detach()), worst(gradients, wanted)
-    return errors
+def places(rank: int, degrees: Degrees) -> dict[str, int]:
+    """Return a rank's place in the group of each axis."""
+    sizes, found = degrees.by_axis(), {}
+    for axis in reversed(AXES):
+        rank, found[axis] = divmod(rank, sizes[axis])
+    return found
+
+
+def _rank(rank: int, chosen: list[tuple[Case, Cut]]) -> list[Errors]:
+    torch.set_num_threads(1)
+    known: dict[tuple[int, ...], ProcessGroups] = {}
+    found = []
+    for case, made in chosen:
+        sizes = tuple(case.degrees.by_axis()[axis] for axis in AXES)
+        if sizes not in known:
+            known[sizes] = groups(rank, case.degrees)
+        with communicating(known[sizes]):
+            found.append(errors(case, made, places(rank, case.degrees), known[sizes]))
+    return found
+
+
+def groups(rank: int, degrees: Degrees) -> ProcessGroups:
+    """Return this rank's groups; every rank makes all of them, in one order."""
+    mine, found = places(rank, degrees), {}
+    everyone = [places(other, degrees) for other in range(dist.get_world_size())]
+    for axis in AXES:
+        rest = [{k: v for k, v in each.items() if k != axis} for each in everyone]
+        for fixed in [each for i, each in enumerate(rest) if each not in rest[:i]]:
+            group = dist.new_group([i for i, each in enumerate(rest) if each == fixed])
+            if fixed == {k: v for k, v in mine.items() if k != axis}:
+                found[axis] = group
+    return ProcessGroups(found)
+
+
+def errors(case: Case, made: Cut, place: dict[str, int], ranks: ProcessGroups) -> Errors:
+    """Return this rank's errors: a slice of the batch for each expert rank, which one process runs in turn."""
+    degrees, slices = case.degrees, case.degrees.expert
+    whole = reference(case)
+    set_loss_weight(whole, 1 / slices)
+    losses = []
+    with counting(whole) as every:
+        for other in range(slices):
+            loss = whole(*batch(other))
+            (loss / slices).backward()
+            losses.append(loss.detach())
+    module = like(whole, case, place)
+    update_balance(whole, every)
+    set_loss_weight(module, 1 / slices)
+    targets = batch(place["expert"])[1]
+    inputs = [rank_part(x, degrees, place) for x in batch(place["expert"])]
+    weight = (inputs[1] != -100).sum().double() / (targets != -100).sum()
+    expected = parts(whole, module, degrees, place)
+
+    def error(loss: Tensor, gradients: dict[str, Tensor]) -> tuple[float, float]:
+        total = ranks.all_reduce(loss.detach() * weight, "sum", "context")
+        reduced = reduce(gradients, module, degrees, ranks)
+        return relative(total, losses[place["expert"]]), worst(reduced, expected)
+
+    with counting(module) as counts:
+        loss = module(*inputs)
+    (loss * weight / slices).backward()
+    eager = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+    modes: dict[Mode | str, tuple[float, float]] = {"eager": error(loss, eager)}
+    for split, recompute in MODES:
+        step = Step(made, split_backward=split, recompute=recompute)
+        (loss,), gradients = step(module, *inputs, tangents=[weight / slices])
+        modes[split, recompute] = error(loss, gradients)
+    return Errors(modes, counts[0].tolist() if counts else [], _balance(whole, module, counts, degrees, ranks))
+
+
+def reference(case: Case) -> nn.Module:
+    """Return the whole model, whose router does as the case says."""
+    model = built(case.architecture)
+    with torch.no_grad():
+        if case.routing == "tied":
+            model.layers[0].moe.router.scores.weight.zero_()
+        if case.routing == "one":
+            model.layers[0].moe.router.bias[-1] = 10.0
+    return model
+
+
+def like(whole: nn.Module, case: Case, place: dict[str, int]) -> nn.Module:
+    """Return a rank's module with its part of another's parameters."""
+    module = rank_module(case.architecture, case.degrees, place, WHOLE, dtype=torch.float64)
+    at = located(case.degrees, place)
+    buffers = dict(whole.named_buffers())
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            parameter.copy_(part_of(whole.get_parameter(name), share(parameter), at))
+        for name, buffer in module.named_buffers():
+            if name.endswith("router.bias"):
+                buffer.copy_(buffers[name])
+    return module
+
+
+def located(degrees: Degrees, place: dict[str, int]) -> dict[str, tuple[int, int]]:
+    return {axis: (place[axis], ranks) for axis, ranks in degrees.by_axis().items()}
+
+
+def parts(whole: nn.Module, module: nn.Module, degrees: Degrees, place: dict[str, int]) -> dict[str, Tensor]:
+    """Return the rank's part of each gradient of the whole model."""
+    found, at = {}, located(degrees, place)
+    for name, parameter in whole.named_parameters():
+        assert parameter.grad is not None
+        found[name] = part_of(parameter.grad, share(module.get_parameter(name)), at)
+    return found
+
+
+def reduce(
+    gradients: dict[str, Tensor], module: nn.Module, degrees: Degrees, ranks: ProcessGroups
+) -> dict[str, Tensor]:
+    """Return gradients summed over the ranks that hold the same part."""
+    of_tensor, found = summed(module, degrees), {}
+    for name in sorted(gradients):
+        total = gradients[name]
+        if name in of_tensor:
+            total = ranks.all_reduce(total, "sum", "tensor")
+        total = ranks.all_reduce(total, "sum", "context")
+        if "expert" not in dict(share(module.get_parameter(name))):
+            total = ranks.all_reduce(total, "sum", "expert")
+        found[name] = total
+    return found
+
+
+def _balance(
+    whole: nn.Module, module: nn.Module, counts: dict[int, Tensor], degrees: Degrees, ranks: ProcessGroups
+) -> float:
+    """Return the error of balance biases updated from counts of all ranks."""
+    axes = ("expert", "context", "tensor") if degrees.sequence else ("expert", "context")
+    for layer in counts:
+        for axis in axes:
+            counts[layer] = ranks.all_reduce(counts[layer], "sum", axis)
+    update_balance(module, counts)
+    biases = dict(module.named_buffers())
+    return max((relative(biases[n], b) for n, b in whole.named_buffers() if n.endswith("router.bias")), default=0.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from piper_core.arch.record import Architecture
 from piper_core.models import build_model
@@ -45,11 +45,6 @@ def built(architecture: Architecture) -> Transformer:
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
     return model
-
-
-def places(model: Transformer) -> dict[nn.Module, int]:
-    """Return the layers of a model by index, for a capture: of one layer it cannot tell that it repeats."""
-    return {block: index for index, block in enumerate(model.layers)}
 
 
 def worst(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:

@@ -2,23 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+import multiprocessing
+import traceback
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
-from piper_core.frontend.apart import apart
+import torch.distributed as dist
 
-TIMEOUT_S = 300.0
+LIMIT_S = 120.0
 """Far above what a busy machine needs; a rank that waits for a dead one gives up sooner."""
 
 
-def on_ranks(function: Callable[..., Any], size: int, folder: Path, *args: object) -> list[Any]:
-    """Return ``function(rank, size, store file, *args)`` of every rank, each in a process of its own."""
-    store = str(folder / f"{function.__name__}-{size}")
-    with ThreadPoolExecutor(size) as pool:
-        calls = [pool.submit(apart, function, rank, size, store, *args, timeout_s=TIMEOUT_S) for rank in range(size)]
-    errors = [error for call in calls if (error := call.exception()) is not None]
-    if errors:
-        raise errors[0]
-    return [call.result() for call in calls]
+def on_ranks(function: Callable[..., Any], size: int, store: str, *args: object) -> list[Any]:
+    """Return ``function(rank, *args)`` of every rank, each in a fork of this process with gloo as its default group.
+
+    Needs a process without other threads (:func:`piper_core.frontend.apart.apart` gives one); what it has imported and
+    captured, its forks have too.
+    """
+    context = multiprocessing.get_context("fork")
+    pipes = [context.Pipe(duplex=False) for _ in range(size)]
+    forks = [
+        context.Process(target=_one, args=(function, rank, size, store, sender, args), daemon=True)
+        for rank, (_, sender) in enumerate(pipes)
+    ]
+    for fork in forks:
+        fork.start()
+    answers = []
+    for rank, (receiver, sender) in enumerate(pipes):
+        sender.close()
+        if not receiver.poll(LIMIT_S):
+            raise TimeoutError(f"rank {rank} of {size} gave no answer in {LIMIT_S:.0f} s")
+        answer = receiver.recv()
+        if isinstance(answer, str):
+            raise RuntimeError(f"rank {rank} of {size}: {answer}")
+        answers.append(answer)
+    for fork in forks:
+        fork.join()
+    return answers
+
+
+def _one(function: Callable[..., Any], rank: int, size: int, store: str, sender: Any, args: Sequence[object]) -> None:
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=timedelta(seconds=LIMIT_S / 2)
+    )
+    try:
+        sender.send(function(rank, *args))
+    except Exception:
+        sender.send(traceback.format_exc())
+    finally:
+        dist.destroy_process_group()

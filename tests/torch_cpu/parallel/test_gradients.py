@@ -2,68 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
 
 import pytest
 
-from tests.torch_cpu.parallel.checks import Cases, Errors, compare
+from piper_core.frontend.apart import apart
+from piper_core.frontend.degrees import Degrees
+from tests.torch_cpu.parallel.divided import MODES, Case, Errors, compare
 from tests.torch_cpu.parallel.models import BIASED, GPT, LATENT, LLAMA, MIXTURE, QWEN, SHORT_LATENT
-from tests.torch_cpu.parallel.ranks import on_ranks
 
 TOLERANCE = 1e-9
-CASES = {
-    2: Cases(
-        (GPT, QWEN, LATENT, SHORT_LATENT, BIASED),
-        ((MIXTURE, "learned"), (MIXTURE, "tied"), (LATENT, "one"), (BIASED, "learned")),
-        ((GPT, "ring"), (MIXTURE, "ring"), (LLAMA, "all_to_all")),
-    ),
-    4: Cases((LLAMA,), ((MIXTURE, "learned"), (MIXTURE, "tied"), (LATENT, "one"))),
-}
-SIZES = pytest.mark.parametrize("results", [2, 4], indirect=True)
+TENSOR = [
+    Case(model, Degrees(tensor=2, sequence=sequence))
+    for model in (GPT, QWEN, LATENT, SHORT_LATENT, BIASED)
+    for sequence in (False, True)
+]
+TENSOR += [Case(LLAMA, Degrees(tensor=4, sequence=sequence)) for sequence in (False, True)]
+EXPERT = [
+    Case(MIXTURE, Degrees(expert=2), "learned"),
+    Case(MIXTURE, Degrees(expert=2), "tied"),
+    Case(LATENT, Degrees(expert=2), "one"),
+    Case(BIASED, Degrees(expert=2), "learned"),
+    Case(MIXTURE, Degrees(expert=4), "learned"),
+    Case(MIXTURE, Degrees(expert=4), "tied"),
+    Case(LATENT, Degrees(expert=4), "one"),
+]
+CONTEXT = [
+    Case(GPT, Degrees(context=2)),
+    Case(MIXTURE, Degrees(context=2), "learned"),
+    Case(LLAMA, Degrees(context=2, method="all_to_all")),
+]
+TOGETHER = [
+    Case(MIXTURE, Degrees(tensor=2, expert=2), "learned"),
+    Case(MIXTURE, Degrees(tensor=2, sequence=True, expert=2), "learned"),
+    Case(MIXTURE, Degrees(tensor=2, sequence=True, expert=2), "tied"),
+    Case(BIASED, Degrees(tensor=2, sequence=True, expert=2), "learned"),
+    Case(LATENT, Degrees(tensor=2, expert=2), "one"),
+    Case(LLAMA, Degrees(tensor=2, context=2)),
+    Case(GPT, Degrees(tensor=2, sequence=True, context=2)),
+    Case(LATENT, Degrees(tensor=2, sequence=True, context=2), "learned"),
+    Case(LLAMA, Degrees(tensor=2, context=2, method="all_to_all")),
+    Case(MIXTURE, Degrees(expert=2, context=2), "learned"),
+    Case(LATENT, Degrees(expert=2, context=2, method="all_to_all"), "one"),
+]
+CASES = (*TENSOR, *EXPERT, *CONTEXT, *TOGETHER)
 
 
 @pytest.fixture(scope="module")
-def ran() -> dict[int, list[Errors]]:
-    return {}
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, list[Errors]]:
+    folder: Path = tmp_path_factory.mktemp("ranks")
+    return apart(compare, CASES, str(folder), timeout_s=300)
 
 
-@pytest.fixture
-def results(request: pytest.FixtureRequest, ran: dict[int, list[Errors]], tmp_path_factory: Any) -> list[Errors]:
-    """What each rank found, run once for each number of ranks."""
-    size: int = request.param
-    if size not in ran:
-        ran[size] = on_ranks(compare, size, tmp_path_factory.mktemp("ranks"), CASES[size])
-    return ran[size]
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_gradients_are_those_of_one_process(found: dict[Case, list[Errors]], case: Case) -> None:
+    """Eagerly; as graphs with B whole, with BI and BW apart, with full and with selective recompute."""
+    assert len(found[case]) == case.ranks
+    for errors in found[case]:
+        assert len(errors.modes) == 1 + len(MODES)
+        for mode, (loss, gradients) in errors.modes.items():
+            assert loss < TOLERANCE, mode
+            assert gradients < TOLERANCE, mode
+        assert errors.bias == 0
 
 
-def check(found: Mapping[Any, Any], count: int) -> None:
-    assert len(found) == count
-    for case, (loss, gradients, *_) in found.items():
-        assert loss < TOLERANCE, case
-        assert gradients < TOLERANCE, case
-
-
-@SIZES
-def test_tensor_and_sequence_parallel_graphs(results: list[Errors]) -> None:
-    for errors in results:
-        check(errors.tensor, 4 * len(CASES[len(results)].tensor))
-
-
-@SIZES
-def test_expert_parallel(results: list[Errors]) -> None:
-    for errors in results:
-        found = errors.expert
-        check(found, len(CASES[len(results)].expert))
-        copies = found[MIXTURE.name, "tied"][2]
-        assert copies[0] > 0
-        assert not any(copies[2:])  # experts, and whole ranks, without a token
-        assert len(set(found[MIXTURE.name, "learned"][2])) > 1  # uneven
-        assert found[LATENT.name, "one"][2][-1] == max(found[LATENT.name, "one"][2])
-        assert all(bias == 0 for *_, bias in found.values())
-
-
-@pytest.mark.parametrize("results", [2], indirect=True)
-def test_context_parallel(results: list[Errors]) -> None:
-    for errors in results:
-        check(errors.context, 2 * len(CASES[2].context))
+def test_routing_was_as_uneven_as_it_can_be(found: dict[Case, list[Errors]]) -> None:
+    for case, ranks in found.items():
+        counts = [errors.counts for errors in ranks]
+        match case.routing:
+            case "tied":
+                assert all(each[0] > 0 for each in counts)
+                assert not any(any(each[2:]) for each in counts)  # experts, and whole ranks, without a token
+            case "learned":
+                assert all(len(set(each)) > 1 for each in counts)
+            case "one":
+                assert all(each[-1] == max(each) for each in counts)
+            case _:
+                pass

@@ -13,7 +13,7 @@ from piper_core.errors import ConfigError, PiperError
 from piper_core.frontend import ring_attention
 from piper_core.frontend.apart import apart
 from piper_core.frontend.context_parallel import rezigzag, unzigzag, zigzag
-from piper_core.frontend.expert_parallel import check_experts
+from piper_core.frontend.degrees import Degrees
 from tests.torch_cpu.parallel.models import MIXTURE
 
 RANKS = 3
@@ -58,15 +58,15 @@ def test_written_out_attention_equals_the_kernel(causal: bool) -> None:
 
 
 def test_experts_that_do_not_divide_are_refused() -> None:
-    check_experts(MIXTURE, 4, 16)
+    Degrees(expert=4).check(MIXTURE, 16)
     with pytest.raises(ConfigError, match="cannot be split 3 ways by expert; legal degrees are 1, 2, 4, 8"):
-        check_experts(MIXTURE, 3, 16)
+        Degrees(expert=3).check(MIXTURE, 16)
 
 
 def test_a_process_apart_answers_fails_and_ends() -> None:
     assert apart(max, 1, 2) == 2
     with pytest.raises(ConfigError, match="split 3 ways"):
-        apart(check_experts, MIXTURE, 3, 16)
+        apart(Degrees(expert=3).check, MIXTURE, 16)
     with pytest.raises(PiperError, match="fromhex failed in a process of its own: ValueError"):
         apart(bytes.fromhex, "no")
     with pytest.raises(PiperError, match="_exit failed in a process of its own: no message"):

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from piper_core.arch import preset
 from piper_core.errors import ConfigError
-from piper_core.frontend.apart import apart
 from piper_core.frontend.cache import Cache
-from piper_core.frontend.degrees import check_tensor
+from piper_core.frontend.degrees import Degrees
 from piper_core.frontend.trace import trace_model
-from piper_core.names import Phase, Region
+from piper_core.names import Phase, Region, ShardKind
 from tests.torch_cpu.parallel.models import BATCH, GPT, LATENT, LLAMA, MIXTURE, SEQ
-from tests.torch_cpu.parallel.traced import Row, all_rows, total, whole_rows
+from tests.torch_cpu.parallel.traced import Row, rank_rows, total, whole_rows
 
-DIVIDED = {2: (LLAMA, GPT, MIXTURE, LATENT), 4: (LLAMA,)}
-KINDS = ("tensor", "sequence")
-
-
-@pytest.fixture(scope="module")
-def every() -> list[Row]:
-    return apart(all_rows, DIVIDED, MIXTURE, LLAMA, timeout_s=300)
+DIVIDED = ((LLAMA, 2), (GPT, 2), (MIXTURE, 2), (LATENT, 2), (LLAMA, 4))
+KINDS = (ShardKind.TENSOR, ShardKind.SEQUENCE)
 
 
 @pytest.fixture(scope="module")
-def rows(every: list[Row]) -> list[Row]:
-    return [row for row in every if row.kind in KINDS]
+def rows() -> list[Row]:
+    return [row for arch, degree in DIVIDED for kind in KINDS for row in rank_rows(arch, kind, degree)]
 
 
 def test_dense_regions_have_exactly_the_contract_s_collectives(rows: list[Row]) -> None:
@@ -64,15 +60,19 @@ def test_experts_divided_by_width(rows: list[Row]) -> None:
 
 
 def test_products_are_divided_evenly(rows: list[Row]) -> None:
-    whole = {(row.model, row.region, row.phase): row.product_flops for row in whole_rows((LLAMA, GPT))}
+    whole = {(row.model, row.region, row.phase): row.product_flops for arch in (LLAMA, GPT) for row in whole_rows(arch)}
     assert any(whole.values())
     for row in rows:
         if row.model in (LLAMA.name, GPT.name):
             assert row.product_flops * row.degree == whole[row.model, row.region, row.phase], row
 
 
-def test_expert_and_context_exchanges_equal_the_contract(every: list[Row]) -> None:
-    exchanged = [row for row in every if row.kind not in KINDS]
+def test_expert_and_context_exchanges_equal_the_contract() -> None:
+    exchanged = [
+        *rank_rows(MIXTURE, ShardKind.EXPERT, 2),
+        *rank_rows(LLAMA, ShardKind.CONTEXT, 2),
+        *rank_rows(LLAMA, ShardKind.CONTEXT, 2, "all_to_all"),
+    ]
     assert {row.kind for row in exchanged} == {"expert", "context.ring", "context.all_to_all"}
     assert sum(bool(row.found) for row in exchanged) == 3 * 3  # F, B and BI of one region each
     for row in exchanged:
@@ -90,13 +90,20 @@ def test_trace_of_one_rank() -> None:
             assert 0.5 <= half["parameter_bytes"] / one["parameter_bytes"] < 0.51
 
 
-@pytest.mark.parametrize(("degree", "sequence", "seq_len"), [(3, False, 4096), (16, False, 4096), (8, True, 4092)])
-def test_degrees_that_do_not_divide_are_refused(degree: int, sequence: bool, seq_len: int) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tp": 3}, {"tp": 16}, {"tp": 8, "sequence": True, "seq_len": 4092}, {"tp": 0}, {"ep": 2}, {"ep": 0},
+        {"cp": 3}, {"cp": 0}, {"cp": 16, "method": "all_to_all"}, {"tp": 4, "cp": 4, "method": "all_to_all"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_degrees_that_do_not_divide_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as error:
-        check_tensor(preset("llama9b"), degree, seq_len, sequence=sequence)
+        trace_model("llama9b", cache=Cache(None), **{"seq_len": 4096, **options})
     assert "\n" not in str(error.value)
 
 
 def test_degrees_that_divide_are_accepted() -> None:
     for degree in (1, 2, 4, 8):
-        check_tensor(preset("llama9b"), degree, 4096, sequence=True)
+        Degrees(tensor=degree, sequence=True, context=4).check(preset("llama9b"), 4096)

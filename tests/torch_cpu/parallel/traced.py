@@ -1,4 +1,4 @@
-"""Collectives and FLOPs of what one rank does, traced under a fake group, beside the shard contract's."""
+"""Collectives and FLOPs of what one rank does, beside the shard contract's."""
 
 from __future__ import annotations
 
@@ -13,16 +13,13 @@ from piper_core.arch.chunk import Chunk
 from piper_core.arch.contract import Method, contract, payload_bytes
 from piper_core.arch.record import Architecture
 from piper_core.frontend import operations
-from piper_core.frontend.capture import capture, fake
 from piper_core.frontend.collectives import Traced, traced
-from piper_core.frontend.context_parallel import parallelize_context
-from piper_core.frontend.cut import ChunkGraph, Cut, Piece, cut
-from piper_core.frontend.expert_parallel import parallelize_experts
-from piper_core.frontend.sharding_plan import TensorGroup
-from piper_core.frontend.tensor_parallel import capture_local, fake_mesh, parallelize
-from piper_core.models import build_model
-from piper_core.names import Axis, Phase, Region, ShardKind
-from tests.torch_cpu.parallel.models import BATCH, SEQ, places
+from piper_core.frontend.cut import ChunkGraph, Cut, Piece
+from piper_core.frontend.degrees import Degrees
+from piper_core.frontend.rank_graphs import rank_graphs
+from piper_core.names import Phase, Region, ShardKind
+from tests.torch_cpu.parallel.divided import WHOLE
+from tests.torch_cpu.parallel.models import BATCH, SEQ
 
 Collectives = list[tuple[str, str, int]]
 
@@ -41,50 +38,29 @@ class Row:
     product_flops: int
 
 
-def all_rows(tensor: dict[int, tuple[Architecture, ...]], mixture: Architecture, dense: Architecture) -> list[Row]:
-    """Return the rows of models divided by tensor and by sequence, by degree, and of :func:`exchange_rows`."""
-    rows = exchange_rows(mixture, dense, 2)
-    for degree, architectures in tensor.items():
-        with fake_mesh(degree) as mesh:
-            for arch in architectures:
-                for kind in (ShardKind.TENSOR, ShardKind.SEQUENCE):
-                    group = TensorGroup(mesh, kind is ShardKind.SEQUENCE)
-                    with fake():
-                        model = parallelize(build_model(arch, layers=1, dtype=torch.bfloat16), group)
-                        tokens = torch.empty(BATCH, SEQ, dtype=torch.int64)
-                    made = cut(capture_local(model, (tokens, tokens), group, places(model)))
-                    rows += _rows(arch, made, kind, degree)
-    return rows
+def rank_rows(arch: Architecture, kind: ShardKind, degree: int, method: Method = "ring") -> list[Row]:
+    """Return the rows of one rank of a model that is divided one way."""
+    made = rank_graphs(
+        arch, division(kind, degree, method), WHOLE, micro_batch=BATCH, seq_len=SEQ, dtype=torch.bfloat16
+    )
+    return _rows(arch, made, kind, degree, method)
 
 
-def whole_rows(architectures: tuple[Architecture, ...]) -> list[Row]:
-    """Return the rows of whole models, which have no collectives."""
-    rows = []
-    for arch in architectures:
-        with fake():
-            model = build_model(arch, layers=1, dtype=torch.bfloat16)
-            tokens = torch.empty(BATCH, SEQ, dtype=torch.int64)
-        rows += _rows(arch, cut(capture(model, (tokens, tokens), places(model))), None, 1)
-    return rows
+def division(kind: ShardKind, degree: int, method: Method = "ring") -> Degrees:
+    """Return the degrees of a model that is divided one way."""
+    match kind:
+        case ShardKind.EXPERT:
+            return Degrees(expert=degree)
+        case ShardKind.CONTEXT:
+            return Degrees(context=degree, method=method)
+        case _:
+            return Degrees(tensor=degree, sequence=kind is ShardKind.SEQUENCE)
 
 
-def exchange_rows(mixture: Architecture, dense: Architecture, degree: int) -> list[Row]:
-    """Return the rows of a mixture divided by experts, evenly routed, and of a dense model divided by context."""
-    rows = []
-    with fake_mesh(degree) as mesh:
-        with fake():
-            model = build_model(mixture, layers=1, dtype=torch.bfloat16, routing="balanced")
-            parallelize_experts(model, mesh.get_group(), fair=True)
-            tokens = torch.empty(BATCH, SEQ, dtype=torch.int64)
-        rows += _rows(mixture, cut(capture(model, (tokens, tokens), places(model))), ShardKind.EXPERT, degree)
-        methods: tuple[Method, ...] = ("ring", "all_to_all")
-        for method in methods:
-            with fake():
-                model = parallelize_context(build_model(dense, layers=1, dtype=torch.bfloat16), mesh, method)
-                tokens = torch.empty(BATCH, SEQ // degree, dtype=torch.int64)
-            made = cut(capture(model, (tokens, tokens), places(model)))
-            rows += _rows(dense, made, ShardKind.CONTEXT, degree, method)
-    return rows
+def whole_rows(arch: Architecture) -> list[Row]:
+    """Return the rows of a whole model, which has no collectives."""
+    made = rank_graphs(arch, Degrees(), WHOLE, micro_batch=BATCH, seq_len=SEQ, dtype=torch.bfloat16)
+    return _rows(arch, made, None, 1)
 
 
 def _rows(arch: Architecture, made: Cut, kind: ShardKind | None, degree: int, method: Method = "ring") -> list[Row]:
@@ -92,7 +68,7 @@ def _rows(arch: Architecture, made: Cut, kind: ShardKind | None, degree: int, me
     return [
         Row(
             arch.name, f"{kind}.{method}" if kind is ShardKind.CONTEXT else str(kind), degree, piece.site.region, phase,
-            _merged(traced(graph, Axis.CONTEXT if kind is ShardKind.CONTEXT else Axis.EXPERT), degree, kind),
+            _merged(traced(graph), degree, kind),
             _contract(table[str(piece.site)], kind, phase, method) if kind else [], _product_flops(graph),
         )
         for piece in made.pieces
