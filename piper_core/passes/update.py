@@ -100,7 +100,7 @@ def _ties(dag: Dag, growth: Growth, reductions: Ints, weight: Ints) -> list[tupl
             stage, group = int(nodes.stage[first]), int(nodes.group[first])
             state = dag.states[nodes.state[first]]
             size = numel // state.tensor_degree
-            bucket = _bucket(dag, int(nodes.chunk[first]))
+            bucket = _bucket(dag, int(nodes.chunk[first]), name, state.tensor_degree)
             late = state.zero_stage >= 2 and dag.buckets[bucket].ranks > 1
             if late:
                 size = -(-size // dag.buckets[bucket].ranks)
@@ -131,9 +131,20 @@ def _ties(dag: Dag, growth: Growth, reductions: Ints, weight: Ints) -> list[tupl
     return made
 
 
-def _bucket(dag: Dag, chunk: int) -> int:
-    """Return the bucket that holds the (first) parameters of a chunk."""
-    return next(i for i, bucket in enumerate(dag.buckets) if any(c == chunk for c, _ in bucket.parts))
+def _bucket(dag: Dag, chunk: int, tie: str, tensor_degree: int) -> int:
+    """Return the bucket that holds the tied parameter of a chunk; buckets hold a chunk's parameters in order."""
+    start = 0
+    for parameter in dag.chunks[chunk].parameters:
+        if parameter.tie == tie:
+            break
+        start += parameter.numel // (tensor_degree if parameter.tensor else 1)
+    for index, bucket in enumerate(dag.buckets):
+        for held, numel in bucket.parts:
+            if held == chunk:
+                if start < numel:
+                    return index
+                start -= numel
+    raise AssertionError("every parameter lies in a bucket")
 
 
 def with_row(dag: Dag) -> Dag:

@@ -1,0 +1,193 @@
+"""One callable for each macro action: the graphs of its chunks joined, gradients added up where they are made.
+
+Inside a macro action no value has a name: chunks hand on to each other within one graph, and only what another action
+reads comes out. The gradient of a parameter is added to its buffer by the graph itself, as part of the product that
+makes it where that is the last operation (Megatron's gradient accumulation fusion).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+from typing import assert_never
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from piper_core.frontend.capture import Boxed, boxed
+from piper_core.frontend.cut import ChunkGraph, Cut, reach, root, tensors
+from piper_core.frontend.recompute import kept
+from piper_core.ir.dag import Policy
+from piper_core.names import Phase, Recompute
+
+_KEEPS = {Policy.NONE: Recompute.NONE, Policy.SELECTIVE: Recompute.SELECTIVE}
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What one chunk does in an action: its piece of the cut, the phase, and the recompute policy of its forward."""
+
+    piece: int
+    phase: Phase
+    policy: int = Policy.NONE
+
+
+Spec = tuple[Unit, ...]
+"""The chunks of one action in the order that they run in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Macro:
+    """A compiled action. Its arguments are in four runs, all by the names of their nodes: the buffers of gradients
+    ``adds`` that are the same for every microbatch and ``fixed`` values, then ``varying`` values and the buffers
+    ``adds_each``; gradients are called by their parameter's placeholder."""
+
+    call: Boxed
+    adds: tuple[str, ...]
+    fixed: tuple[str, ...]
+    varying: tuple[str, ...]
+    adds_each: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+class Macros:
+    """The macro actions of one cut, each made once."""
+
+    def __init__(self, cut: Cut, *, fuse: bool = True) -> None:
+        """``fuse``: let products add to gradient buffers, which must then be of the products' dtype."""
+        self.cut, self._fuse = cut, fuse
+        self._made: dict[tuple[object, ...], Macro] = {}
+        self._drafts: dict[Spec, ChunkGraph] = {}
+        self._graphs: dict[Unit, ChunkGraph] = {}
+
+    def draft(self, spec: Spec) -> ChunkGraph:
+        """Return the joined graph of an action with all that might be read of it."""
+        if spec not in self._drafts:
+            self._drafts[spec] = self.joined(spec, None)
+        return self._drafts[spec]
+
+    def gradients(self, spec: Spec) -> dict[Node, str]:
+        """Return the gradients that an action makes, each with its parameter's placeholder."""
+        found: dict[Node, str] = {}
+        for unit in spec:
+            if unit.phase in (Phase.B, Phase.BI, Phase.BW):
+                made = set(self.graph(unit).outputs)
+                found |= {node: name for name, node in self.cut.pieces[unit.piece].gradients if node in made}
+        return found
+
+    def joined(self, spec: Spec, wanted: Container[str] | None) -> ChunkGraph:
+        """Return the joined graph of an action; of its outputs the ``wanted`` ones and gradients."""
+        graphs = [self.graph(unit) for unit in spec]
+        own = {node for graph in graphs for node in graph.calls}
+        gradients = self.gradients(spec)
+        outputs = dict.fromkeys(node for graph in graphs for node in graph.outputs)
+        rest = [n for n in outputs if n not in gradients and (wanted is None or n.name in wanted)]
+        return reach(spec[0].phase, [*rest, *gradients], own.__contains__)
+
+    def graph(self, unit: Unit) -> ChunkGraph:
+        """Return the graph of one chunk in one phase."""
+        if unit not in self._graphs:
+            self._graphs[unit] = self._graph(unit)
+        return self._graphs[unit]
+
+    def _graph(self, unit: Unit) -> ChunkGraph:
+        piece = self.cut.pieces[unit.piece]
+        stay = None if unit.policy == Policy.NONE else kept(piece, _KEEPS.get(unit.policy, Recompute.FULL))
+        match unit.phase:
+            case Phase.F:
+                return piece.forward if stay is None else piece.forward_keeping(stay)
+            case Phase.R:
+                return piece.recompute(stay or (), send=True)
+            case Phase.B:
+                return piece.backward
+            case Phase.BI:
+                return piece.backward_input
+            case Phase.BW:
+                return piece.backward_weight
+            case Phase.NONE:
+                raise AssertionError("compute has a phase")
+            case _:
+                assert_never(unit.phase)
+
+    def macro(
+        self, spec: Spec, wanted: Container[str], fixed: Container[str], each: Container[str] = frozenset()
+    ) -> Macro:
+        """Return the callable of an action.
+
+        ``wanted`` are the outputs to hand out (of those of its draft), ``fixed`` the inputs that are the same for every
+        microbatch, ``each`` the parameters whose gradient has a buffer for each microbatch.
+        """
+        chunk = self.joined(spec, wanted)
+        gradients = self.gradients(spec)
+        stay = [node for node in chunk.inputs if node.name in fixed]
+        vary = [node for node in chunk.inputs if node.name not in fixed]
+        every = {name: name in each for name in gradients.values()}
+        outputs = tuple(node.name for node in chunk.outputs if node not in gradients)
+        key = (spec, outputs, tuple(node.name for node in stay), tuple(every.items()))
+        if key not in self._made:
+            chunk = ChunkGraph(chunk.phase, chunk.calls, (*stay, *vary), chunk.outputs)
+            graph = chunk.graph()
+            _add_in_place(graph, chunk, gradients, every, fuse=self._fuse)
+            simplify(graph)
+            module = GraphModule(self.cut.joint.module, graph, f"Macro{spec[0].phase.name}")
+            self._made[key] = Macro(
+                boxed(module),
+                tuple(name for name, vary in every.items() if not vary),
+                tuple(node.name for node in stay),
+                tuple(node.name for node in vary),
+                tuple(name for name, vary in every.items() if vary),
+                outputs,
+            )
+        return self._made[key]
+
+
+def _add_in_place(
+    graph: Graph, chunk: ChunkGraph, gradients: dict[Node, str], every: dict[str, bool], *, fuse: bool
+) -> None:
+    """Let ``graph`` add gradients to buffers instead of handing them out: those of one for each microbatch are its last
+    arguments, the others its first."""
+    last = next(iter(reversed(graph.nodes)))
+    results = list(last.args[0])
+    first, first_call = next(iter(graph.nodes)), next((n for n in graph.nodes if n.op != "placeholder"), last)
+    buffers: dict[str, Node] = {}
+    for name, vary in every.items():
+        with graph.inserting_before(first_call if vary else first):
+            buffers[name] = graph.placeholder(f"total_{name}")
+    for node, value in zip(chunk.outputs, results, strict=True):
+        if node not in gradients:
+            continue
+        buffer = buffers[gradients[node]]
+        product = _product(node, value) if fuse else None
+        if product is not None:
+            product.args = (buffer, *product.args)
+            product.target = torch.ops.aten.addmm_.default
+        else:
+            with graph.inserting_before(first_call) if value.op == "placeholder" else graph.inserting_after(value):
+                graph.call_function(torch.ops.aten.add_.Tensor, (buffer, value))
+    last.args = (tuple(v for node, v in zip(chunk.outputs, results, strict=True) if node not in gradients),)
+
+
+def _product(node: Node, value: Node) -> Node | None:
+    """Return the copied product that makes a gradient and nothing else, if only views of it lie in between."""
+    source = root(node)
+    if source.target is not torch.ops.aten.mm.default:
+        return None
+    made, given = tensors(source)[0], tensors(node)[0]
+    if made.shape != given.shape or made.stride() != given.stride() or made.dtype != given.dtype:
+        return None
+    while value.target is torch.ops.aten.t.default:
+        if len(value.users) != 1:
+            return None
+        value = value.all_input_nodes[0]
+    return value if value.target is torch.ops.aten.mm.default and len(value.users) == 1 else None
+
+
+def simplify(graph: Graph) -> None:
+    """Take out transposes of transposes, of which autograd writes many, and views that nobody reads."""
+    transpose = torch.ops.aten.t.default
+    for node in list(graph.nodes):
+        if node.target is transpose and node.all_input_nodes[0].target is transpose:
+            node.replace_all_uses_with(node.all_input_nodes[0].all_input_nodes[0])
+    for node in reversed(list(graph.nodes)):
+        if node.target is transpose and not node.users:
+            graph.erase_node(node)
