@@ -63,7 +63,7 @@ def parser() -> Parser:
     check.add_argument("--plan", action="store_true", help="print the whole plan too: every action of every stream")
     check.add_argument("--cluster", dest="priced_on", metavar="ID", help="price it on this (default: the header's)")
     check.add_argument("--against", type=Path, metavar="FILE",
-                       help="say what changed against another strategy (default: against the header's prediction)")  # fmt: skip
+                       help="say what changed against another one (default: what the header predicts)")  # fmt: skip
     check.add_argument("--watch", action="store_true", help="check again on every save, until Ctrl-C")
     check.set_defaults(run=_check)
     trace = command("trace", "trace a model into chunks, and print what each computes, moves and keeps")

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 from piper_core.arch.huggingface import load_architecture
 from piper_core.arch.presets import PRESETS
 from piper_core.errors import ConfigError
-from piper_core.program.strategy import Header, Strategy, dump
+from piper_core.program.strategy import Header, Strategy
 from profiler import console
 from profiler.spec import cluster_ids, load_cluster
 from search.compare import Price
 from search.engine import Candidate, Problem, Result, search, to_data
+from search.report.folder import BEST, check_same_search, write_folder
+from search.report.table import headline
 from search.space import Space, parse_fix
 
 if TYPE_CHECKING:
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 
 DEFAULT_OUT = Path("piper-search-out")
 DEFAULT_BUDGET_S = 12.0
-BEST = "best.strategy.yaml"
 
 
 def run_search(
@@ -56,19 +57,26 @@ def run_search(
     space = Space(architecture, gpus, hardware.gpus_per_node, global_batch, seq_len, fixed)
     space.check()
     target = out or DEFAULT_OUT
+    searched = {
+        "model": architecture.name, "cluster": cluster, "gpus": gpus, "global_batch": global_batch, "seq_len": seq_len,
+        "fix": {name: list(values) for name, values in fixed.items()},
+    }  # fmt: skip
     _check_folder(target)
+    if out is not None:  # the default folder holds the last search, whatever it was
+        check_same_search(target, searched)
     problem = Problem(architecture, hardware, gpus, global_batch, seq_len)
     with _progress(hidden=json) as update:
         result = search(problem, space, top=top, budget_s=budget or DEFAULT_BUDGET_S, progress=update)
-    file = _write(strategy_of(problem, result.best, cluster), target)
+    data = to_data(result, seed)
+    data["best"]["strategy_file"] = data["candidates"][0]["strategy_file"] = str(target / BEST)
+    more = {"search": searched, "headline": headline(result), "axes": space.axes()}
+    names = write_folder(target, strategy_of(problem, result.best, cluster), data | more)
     if json:
-        data = to_data(result, seed)
-        data["best"]["strategy_file"] = data["candidates"][0]["strategy_file"] = str(file)
         data["candidates"] = data["candidates"][:top]
         data["pareto"] = [rank for rank in data["pareto"] if rank < top]
         console.print_json(data)
     else:
-        _print(problem, result, space, top, file)
+        _print(problem, result, space, top, target, names)
     return 0
 
 
@@ -128,16 +136,6 @@ def _check_folder(folder: Path) -> None:
         raise ConfigError(f"--out {folder} is not writable; name another folder")
 
 
-def _write(strategy: Strategy, folder: Path) -> Path:
-    """Write the winner, whole or not at all; return its path."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out {folder} cannot be made: {error.strerror}; name another folder") from None
-    dump(strategy, folder / BEST)
-    return folder / BEST
-
-
 @contextmanager
 def _progress(*, hidden: bool) -> Iterator[Callable[[Result, Generator], None] | None]:
     """Show a bar on stderr while a search runs, where stderr is a terminal that may show what moves."""
@@ -164,10 +162,10 @@ def _progress(*, hidden: bool) -> Iterator[Callable[[Result, Generator], None] |
         yield update
 
 
-def _print(problem: Problem, result: Result, space: Space, top: int, file: Path) -> None:
+def _print(problem: Problem, result: Result, space: Space, top: int, target: Path, names: list[str]) -> None:
     from shutil import get_terminal_size
 
-    from search.report.table import candidates_table, headline, summary
+    from search.report.table import candidates_table, summary
 
     print(
         f"{problem.architecture.name} on {problem.gpus} GPUs of {problem.cluster.name}, global batch "
@@ -184,4 +182,4 @@ def _print(problem: Problem, result: Result, space: Space, top: int, file: Path)
         print(f"left out of the table for want of width: {', '.join(left_out)} (--json has all)")
     for line in summary(result, space, top):
         print(line)
-    print(f"written: {file} (piper-search check {file})")
+    print(f"written: {target / BEST} (piper-search check {target / BEST}), {', '.join(names[1:])}")

@@ -31,7 +31,8 @@ def recorded() -> Strategy:
     score = predict_strategy(strategy()).score
     price = Price.of(score)
     return strategy(predicted={
-        "step_time_s": float(f"{score.step_time_s:.8g}"), "peak_memory_bytes": [round(n) for n in score.peak_memory_bytes],
+        "step_time_s": float(f"{score.step_time_s:.8g}"),
+        "peak_memory_bytes": [round(n) for n in score.peak_memory_bytes],
         "breakdown_s": dict(price.time_s), "memory_bytes": dict(price.memory),
     })  # fmt: skip
 
