@@ -17,10 +17,17 @@ class Work(Protocol):
 
 
 class Group(Protocol):
-    """Ranks that exchange among themselves, as one of them sees it: ``ranks`` in order, its own ``index``."""
+    """Ranks that exchange among themselves, as one of them sees it."""
 
-    ranks: tuple[int, ...]
-    index: int
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The members in order."""
+        ...
+
+    @property
+    def index(self) -> int:
+        """Its own place among them."""
+        ...
 
 
 class Communicator(Protocol):
@@ -30,7 +37,8 @@ class Communicator(Protocol):
     of a group meets those of the others. Nothing else orders or blocks anything. Tensors are contiguous.
     """
 
-    rank: int
+    @property
+    def rank(self) -> int: ...
 
     def group(self, ranks: tuple[int, ...], label: str) -> Group:
         """Return the group of these ranks and label; every member must ask, all ranks in one order of labels."""

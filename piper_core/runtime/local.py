@@ -231,7 +231,7 @@ def _exchange(kind: str, given: list[Tensor], out: list[Any]) -> None:
             for part, each in zip(total.chunk(len(out)), out, strict=True):
                 each.copy_(part.view_as(each))
         case _:
-            parts = [each.split(sizes[2]) for each, sizes in zip(given, out, strict=True)]
+            parts = [each.split_with_sizes(list(sizes[2])) for each, sizes in zip(given, out, strict=True)]
             for i, (target, arriving, _) in enumerate(out):
                 if [len(part[i]) for part in parts] != list(arriving):
                     raise PlanError("mispaired", f"an all_to_all brings member {i} other rows than it expects")

@@ -164,7 +164,7 @@ class Sync:
         if parts and self.tensor_group is not None:
             joined = torch.cat(parts)
             self.communicator.all_reduce(joined, self.tensor_group).wait()
-            for part, total in zip(parts, joined.split([len(each) for each in parts]), strict=True):
+            for part, total in zip(parts, joined.split_with_sizes([len(each) for each in parts]), strict=True):
                 part.copy_(total)
 
     def _settle(self) -> None:

@@ -21,7 +21,7 @@ from piper_core.models import build_model
 from piper_core.names import Sync
 from piper_core.program.program import Program
 from piper_core.runtime.groups import degrees_of
-from piper_core.runtime.local import LocalCommunicator, LocalWorld
+from piper_core.runtime.local import LocalWorld
 from piper_core.runtime.lowering import Lowering
 from piper_core.runtime.model import ArchitectureSource
 from piper_core.runtime.program import RankProgram, Training
@@ -151,29 +151,45 @@ class Ran:
     biases: dict[int, Tensor]
 
 
+Part = tuple[list[float], list[float], list[list[Held]], list[list[Held]], dict[int, Tensor]]
+"""What one rank made."""
+
+
+@cache
+def lowering(case: Case, dtype: torch.dtype) -> Lowering:
+    program = compiled(case)
+    return Lowering(program, source(case.architecture, case.micro_batch, degrees_of(program.dag), dtype))
+
+
+def train(
+    case: Case, training: Training, communicator: Any, steps: int = 2, dtype: torch.dtype = torch.float64,
+    see: Callable[[RankProgram], None] | None = None,
+) -> Part:  # fmt: skip
+    """Train one rank."""
+    rank = RankProgram(lowering(case, dtype), communicator.rank, communicator, training)
+    communicator.where = rank.where
+    losses, norms, gradients, parameters = [], [], [], []
+    for batch in batches(case, steps):
+        losses.append(float(rank.step(*batch)))
+        norms.append(rank.sync.norm)
+        gradients.append([_copied(each) for each in held(rank, "gradient")])
+        parameters.append([_copied(each) for each in held(rank)])
+    if see is not None:
+        see(rank)
+    return losses, norms, gradients, parameters, dict(rank.balance.biases)
+
+
 def on_virtual_ranks(
     case: Case, training: Training, dtype: torch.dtype = torch.float64, steps: int = 2,
     see: Callable[[RankProgram], None] | None = None,
 ) -> Ran:  # fmt: skip
     """Train on virtual ranks."""
-    program = compiled(case)
-    lowering = Lowering(program, source(case.architecture, case.micro_batch, degrees_of(program.dag), dtype))
-    data = batches(case, steps)
+    lowering(case, dtype)
+    return joined(LocalWorld(case.ranks).run(lambda each: train(case, training, each, steps, dtype, see)), steps)
 
-    def work(communicator: LocalCommunicator) -> Any:
-        rank = RankProgram(lowering, communicator.rank, communicator, training)
-        communicator.where = rank.where
-        losses, norms, gradients, parameters = [], [], [], []
-        for batch in data:
-            losses.append(float(rank.step(*batch)))
-            norms.append(rank.sync.norm)
-            gradients.append([_copied(each) for each in held(rank, "gradient")])
-            parameters.append([_copied(each) for each in held(rank)])
-        if see is not None:
-            see(rank)
-        return losses, norms, gradients, parameters, dict(rank.balance.biases)
 
-    found = LocalWorld(case.ranks).run(work)
+def joined(found: list[Part], steps: int) -> Ran:
+    """Put together what all ranks made."""
     return Ran(
         [sum(each[0][i] for each in found) for i in range(steps)],
         found[0][1],
@@ -189,27 +205,30 @@ def _copied(each: Held) -> Held:
 
 def in_one_process(case: Case, training: Training, dtype: torch.dtype = torch.float64, steps: int = 2) -> list[Result]:
     """Train in one process."""
-    program = compiled(case)
-    made = source(case.architecture, case.micro_batch, degrees_of(program.dag), dtype)
-    slicing = Lowering(program, made).slicing
+    slicing = lowering(case, dtype).slicing
     reference = Reference(build_model(case.architecture, dtype=dtype, seed=1), slicing, training)
     return [reference.step(*batch) for batch in batches(case, steps)]
 
 
 def check(case: Case, training: Training, dtype: torch.dtype = torch.float64, tolerance: float = 1e-8) -> None:
-    """Compare losses, norms, gradients and updated parameters of two steps."""
-    ran, expected = on_virtual_ranks(case, training, dtype), in_one_process(case, training, dtype)
+    """Compare two steps on virtual ranks with one process."""
+    compare(case, on_virtual_ranks(case, training, dtype), in_one_process(case, training, dtype), tolerance)
+
+
+def compare(case: Case, ran: Ran, expected: list[Result], tolerance: float = 1e-8) -> None:
+    """Compare losses, norms, gradients, updated parameters and balance biases."""
     for step, wanted in enumerate(expected):
-        _near(torch.tensor(ran.losses[step]), torch.tensor(wanted.loss), tolerance, f"{case}: loss of step {step}")
+        at = f"{case}: step {step}"
+        _near(torch.tensor(ran.losses[step]), torch.tensor(wanted.loss), tolerance, f"{at}, loss")
         if case.sync is not Sync.NONE:
-            _near(torch.tensor(ran.norms[step]), torch.tensor(wanted.norm), tolerance, f"{case}: norm of step {step}")
+            _near(torch.tensor(ran.norms[step]), torch.tensor(wanted.norm), tolerance, f"{at}, norm")
         for kind, found, all_wanted in (
             ("gradient", ran.gradients[step], wanted.gradients),
             ("parameter", ran.parameters[step], wanted.parameters),
         ):
-            assert found.keys() == all_wanted.keys(), f"{case}: {found.keys() ^ all_wanted.keys()}"
+            assert found.keys() == all_wanted.keys(), f"{at}: {found.keys() ^ all_wanted.keys()}"
             for name, value in all_wanted.items():
-                _near(found[name], value, tolerance, f"{case}: {kind} {name} after step {step}")
+                _near(found[name], value, tolerance, f"{at}, {kind} of {name}")
     for layer, bias in ran.biases.items():
         _near(bias, expected[-1].buffers[f"layers.{layer}.moe.router.bias"], tolerance, f"{case}: bias {layer}")
 
