@@ -121,11 +121,12 @@ def resolve(groups: Groups, axis: str | None, mesh: Mesh | None) -> Groups:
                     expected="one of " + ", ".join(mesh.names) + ", or several joined by +",
                 )
         return mesh.groups(*names)
-    if mesh is not None:
+    if mesh is not None and groups:
+        size = mesh.size
         for group in groups:
-            for rank in group:
-                if rank >= mesh.size:
-                    raise DirectiveError(f"rank {rank} is out of range", expected=f"0-{mesh.size - 1} (mesh {mesh})")
+            if max(group) >= size:
+                rank = next(rank for rank in group if rank >= size)
+                raise DirectiveError(f"rank {rank} is out of range", expected=f"0-{size - 1} (mesh {mesh})")
     return groups
 
 

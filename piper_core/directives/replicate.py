@@ -23,7 +23,7 @@ from piper_core.directives.read import (
 from piper_core.directives.shard import check_product, consecutive, strided
 from piper_core.errors import DirectiveError
 from piper_core.ir.dag import Dag, Mask
-from piper_core.ir.edit import attached, update_states, whole_chunks
+from piper_core.ir.edit import attached, distinct_pairs, update_states, whole_chunks
 from piper_core.ir.filter import Filter
 from piper_core.ir.shard_state import Groups, Ranks, Replication, ShardState
 from piper_core.passes.gradient_sync import gradient_sync
@@ -134,8 +134,7 @@ class Replicate(Directive[ReplicateEdit]):
                     f"rank {stray[0]} does not hold what {self.filter} matches",
                     expected=f"ranks of {[list(row) for row in rows[:4]]}",
                 )
-        pairs = np.unique(np.stack([dag.nodes.state[mask], dag.nodes.group[mask]]), axis=1).T.tolist()
-        for index, group in pairs:
+        for index, group in distinct_pairs(dag.nodes.state[mask], dag.nodes.group[mask]):
             state, members = dag.states[index], set(dag.groups[group])
             if state.replication is not None:
                 raise DirectiveError(f"filter {self.filter} matches compute that is already replicated")
@@ -247,8 +246,8 @@ class Replicate(Directive[ReplicateEdit]):
 
 def _one_row(dag: Dag, mask: Mask) -> None:
     """Refuse a stage on two rows, each of which reduces its own microbatches."""
-    held = np.unique(np.stack([dag.nodes.stage[mask], dag.nodes.group[mask]]), axis=1)
-    stages, rows = np.unique(held[0], return_counts=True)
+    held = distinct_pairs(dag.nodes.stage[mask], dag.nodes.group[mask])
+    stages, rows = np.unique([stage for stage, _ in held], return_counts=True)
     if (rows > 1).any():
         at = int(np.flatnonzero(rows > 1)[0])
         raise DirectiveError(f"stage {stages[at]} lives on {rows[at]} rows, which cannot reduce a microbatch together",

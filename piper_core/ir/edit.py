@@ -35,6 +35,13 @@ def compute_table(dag: Dag) -> Ints:
     return table
 
 
+def distinct_pairs(a: Ints, b: Ints) -> list[tuple[int, int]]:
+    """Return the pairs (a[i], b[i]) that occur, sorted; all at least -1."""
+    width = int(b.max(initial=0)) + 2
+    found = np.unique((a.astype(np.int64) + 1) * width + b + 1)
+    return [(pair // width - 1, pair % width - 1) for pair in found.tolist()]
+
+
 def splice(dag: Dag, anchors: Ints, nodes: Nodes, *, before: bool) -> Dag:
     """Put ``nodes[i]`` on every activation, gradient and stash edge into (or out of) ``anchors[i]``.
 

@@ -75,10 +75,13 @@ class ShardState:
             {rank: i for group in groups for i, rank in enumerate([r for r in group if r in members])}
             for groups in kinds
         ]
-        return tuple((places[0].get(r, 0), places[1].get(r, 0), places[2].get(r, 0)) for r in row)
+        columns = ([place.get(r, 0) for r in row] if place else [0] * len(row) for place in places)
+        return tuple(zip(*columns, strict=True))
 
     def tensor_places(self, row: Ranks) -> tuple[int, ...]:
         """Return which tensor shard each rank of ``row`` holds, by position."""
+        if not self.tensor:
+            return (0,) * len(row)
         place = {rank: i for group in self.tensor for i, rank in enumerate(group)}
         return tuple(place.get(rank, 0) for rank in row)
 

@@ -50,18 +50,20 @@ def make_buckets(dag: Dag) -> list[tuple[Bucket, Replication]]:
         if not ranks:
             continue
         runs: dict[tuple[Replication, bool, Groups], list[tuple[int, int, int]]] = {}
+        known: dict[tuple[int, bool], list[tuple[int, int, int]]] = {}  # runs by what is quicker to look up than groups
         for chunk in np.flatnonzero(stage_of == stage).tolist():
-            state = dag.states[state_of[chunk]]
-            state = state if len(ranks) == 1 else _over_rows(dag, chunk, state)
-            replication = state.replication or Replication(())
+            index = int(state_of[chunk])
+            state = dag.states[index] if len(ranks) == 1 else _over_rows(dag, chunk, dag.states[index])
             for parameter in dag.chunks[chunk].parameters:
                 expert = parameter.expert and state.expert_degree > 1
-                view = state if expert else replace(state, expert=())
                 numel = parameter.numel
                 numel //= state.tensor_degree if parameter.tensor else 1
                 numel //= state.expert_degree if expert else 1
-                groups = reduction_groups(view, ranks)
-                runs.setdefault((replication, expert, groups), []).append((chunk, numel, int(state_of[chunk])))
+                key = index if len(ranks) == 1 else -1 - chunk, expert
+                if key not in known:
+                    groups = reduction_groups(state if expert else replace(state, expert=()), ranks)
+                    known[key] = runs.setdefault((state.replication or Replication(()), expert, groups), [])
+                known[key].append((chunk, numel, index))
         for (replication, expert, groups), parameters in runs.items():
             for parts, state_index in _cut(parameters, replication.bucket_bytes // dag.dtype_bytes):
                 bucket = Bucket(stage, expert, parts, state_index, len(groups[0]), held[stage])

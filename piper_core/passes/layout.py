@@ -38,6 +38,7 @@ def _pairs(dag: Dag) -> list[tuple[int, int, int]]:
 
 def _one_state(dag: Dag) -> None:
     """Refuse a chunk whose microbatches, or rows, are divided differently."""
+    degrees: dict[tuple[int, int], tuple[object, ...]] = {}
     on_row: dict[tuple[int, int], int] = {}
     of_chunk: dict[int, tuple[object, ...]] = {}
     for chunk, group, index in _pairs(dag):
@@ -48,7 +49,10 @@ def _one_state(dag: Dag) -> None:
                 expected=f"one division on row {list(row)[:8]}: its microbatches share its parameters",
                 hint=f"drop {dag.split_name} from the filter",
             )
-        if of_chunk.setdefault(chunk, _degrees(state, row)) != _degrees(state, row):
+        if (index, group) not in degrees:
+            degrees[index, group] = _degrees(state, row)
+        mine = degrees[index, group]
+        if (known := of_chunk.setdefault(chunk, mine)) is not mine and known != mine:
             raise DirectiveError(
                 f"{name} lies on rows that divide it differently",
                 expected="the same degrees and ZeRO stage on every row that holds a stage",
@@ -78,9 +82,13 @@ def _same_slices(dag: Dag) -> None:
     key = np.zeros(len(differ), np.int64)
     for column, width in zip(ends, (len(dag.states), len(dag.groups)) * 2, strict=True):
         key = key * width + column[differ]
+    slices: dict[tuple[int, int], tuple[tuple[int, int, int], ...]] = {}
     for i in np.unique(key, return_index=True)[1].tolist():
         u, v = (int(side[flows[differ[i]]]) for side in (edges.src, edges.dst))
-        held, needed = (dag.states[nodes.state[n]].slices(dag.groups[nodes.group[n]]) for n in (u, v))
+        for at in ((int(nodes.state[n]), int(nodes.group[n])) for n in (u, v)):
+            if at not in slices:
+                slices[at] = dag.states[at[0]].slices(dag.groups[at[1]])
+        held, needed = (slices[int(nodes.state[n]), int(nodes.group[n])] for n in (u, v))
         if held != needed:
             a, b = (f"{dag.chunks[nodes.chunk[n]].name} of stage {max(0, nodes.stage[n])}" for n in (u, v))
             raise DirectiveError(

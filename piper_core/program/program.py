@@ -12,6 +12,7 @@ import numpy as np
 from piper_core.directives import CANONICAL, Directive, Order, Place, Split, parse_directive
 from piper_core.errors import DirectiveError
 from piper_core.ir.dag import Dag, Mask
+from piper_core.ir.edit import distinct_pairs
 from piper_core.ir.filter import Filter
 from piper_core.names import Phase
 from piper_core.passes.gradient_sync import gradient_sync
@@ -83,6 +84,19 @@ class Program:
         Raises:
             DirectiveError: a directive does not apply, with its position; nothing is half applied.
         """
+        dag = self._until(None, dag, mesh)
+        return replace(dag, notes=(*dag.notes, *_idle_ranks(dag)))
+
+    def before(self, kind: type[Directive[Any]], dag: Dag, mesh: Mesh | None = None) -> Dag:
+        """Return the DAG that directives of a kind meet: what ``domain`` and ``neighbours`` of them ask for.
+
+        Raises:
+            DirectiveError: an earlier directive does not apply.
+        """
+        return self._until(kind, dag, mesh)
+
+    def _until(self, last: type[Directive[Any]] | None, dag: Dag, mesh: Mesh | None) -> Dag:
+        """Return the DAG before the directives of the ``last`` kind, or after all."""
         for kind in CANONICAL:
             chosen = [directive for directive in self.directives if type(directive) is kind]
             if kind is Split and not chosen:
@@ -91,13 +105,15 @@ class Program:
                 dag = self._lower(dag)
             if kind is Order:
                 dag = close_step(gradient_sync(send_recv(_complete(dag))))
+            if kind is last:
+                return dag
             dag = self._apply_kind(dag, kind, chosen, mesh)
             if kind is Place and not chosen:
                 dag = with_row(dag)
             if kind is Split and not dag.stages:
                 notes = (*dag.notes, "no PP tags and no stage directive: one stage")
                 dag = replace(dag, nodes=dag.nodes.with_(stage=0), notes=notes)
-        return replace(dag, notes=(*dag.notes, *_idle_ranks(dag)))
+        return dag
 
     def _apply_kind(
         self, dag: Dag, kind: type[Directive[Any]], chosen: Sequence[Directive[Any]], mesh: Mesh | None
@@ -196,8 +212,7 @@ def _together(dag: Dag) -> Dag:
 def _idle_ranks(dag: Dag) -> tuple[str, ...]:
     """Return a note on the first row where two ranks do the same work, since no directive tells them apart."""
     index = np.flatnonzero(dag.compute)
-    pairs = np.unique(np.stack([dag.nodes.group[index], dag.nodes.state[index]]), axis=1).T.tolist()
-    for group, state in pairs:
+    for group, state in distinct_pairs(dag.nodes.group[index], dag.nodes.state[index]):
         row, held = dag.groups[group], dag.states[state]
         parts = set(zip(held.slices(row), held.tensor_places(row), strict=True))
         if len(parts) < len(row):
