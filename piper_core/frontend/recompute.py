@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from typing import assert_never
 
 import torch
 from torch.fx import Node
 
+from piper_core.frontend.collectives import kind_of
 from piper_core.frontend.cut import Piece, is_view, root, storages, tensors
 from piper_core.frontend.operations import is_attention, is_fusable, product_weight
-from piper_core.names import Recompute
+from piper_core.names import Collective, Recompute
 
 
 def kept(piece: Piece, policy: Recompute) -> tuple[Node, ...]:
@@ -18,13 +20,14 @@ def kept(piece: Piece, policy: Recompute) -> tuple[Node, ...]:
 
     NONE: all that the backward reads. FULL: none. SELECTIVE: results of products with weights and of attention kernels,
     and whatever is not smaller kept so; norms, activations, and an attention that is written out, are computed again.
+    What was decided (:func:`decided`) is never decided again.
     """
     forward = set(piece.forward.calls)
     match policy:
         case Recompute.NONE:
             return tuple(node for node in piece.saved if node in forward)
         case Recompute.FULL:
-            return ()
+            return decided(piece)
         case Recompute.SELECTIVE:
             return _selective(piece, forward)
         case _:
@@ -32,7 +35,39 @@ def kept(piece: Piece, policy: Recompute) -> tuple[Node, ...]:
 
 
 def _selective(piece: Piece, forward: set[Node]) -> tuple[Node, ...]:
-    return lean(piece, _with_views({node for node in forward if is_heavy(node)}, forward))
+    heavy = _with_views({node for node in forward if is_heavy(node)}, forward)
+    return lean(piece, heavy | set(decided(piece)))
+
+
+def decided(piece: Piece) -> tuple[Node, ...]:
+    """Return the whole numbers that R starts from: those that came from values (a router's choice of experts, where
+    rounding could choose otherwise the second time) or from other ranks (how many rows arrive)."""
+    forward = set(piece.forward.calls)
+    found = {_smallest(node, forward): None for node in piece.forward.calls if _decides(node)}
+    read = {*piece.recompute(found, send=True).inputs, *piece.saved}
+    return tuple(node for node in found if node in read)
+
+
+def _decides(node: Node) -> bool:
+    if not _is_whole(node):
+        return False
+    call = node.all_input_nodes[0] if node.target is operator.getitem else node
+    given = [tensor for each in call.all_input_nodes for tensor in tensors(each)]
+    return kind_of(call) is not Collective.NONE or any(each.is_floating_point() for each in given)
+
+
+def _smallest(node: Node, forward: set[Node]) -> Node:
+    """Return what alone is read of a decision (of a sort, the first few), where that is smaller."""
+    users = [user for user in node.users if user in forward]
+    while len(users) == 1 and _is_whole(users[0]) and users[0].all_input_nodes == [node]:
+        node = users[0]
+        users = [user for user in node.users if user in forward]
+    return node
+
+
+def _is_whole(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dtype in (torch.int64, torch.int32)
 
 
 def fused(piece: Piece) -> tuple[Node, ...]:

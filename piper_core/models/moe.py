@@ -93,7 +93,7 @@ class Router(nn.Module):
             best = worth.sort(dim=-1, descending=True, stable=True).indices[:, : arch.top_groups]
             barred = torch.ones_like(worth, dtype=torch.bool).scatter(1, best, False)
             scores = grouped.masked_fill(barred.unsqueeze(-1), float("-inf")).flatten(1)
-        chosen = scores.sort(dim=-1, descending=True, stable=True).indices[:, : arch.top_k]
+        chosen = scores.sort(dim=-1, descending=True, stable=True).indices[:, : arch.top_k].contiguous()
         if self.routing == "balanced":
             return torch.arange(tokens * arch.top_k, device=scores.device).view(tokens, -1) % arch.experts
         return chosen

@@ -6,11 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from piper_core.frontend import operations
 from piper_core.frontend.capture import capture
 from piper_core.frontend.cut import cut
+from piper_core.frontend.recompute import kept
 from piper_core.frontend.run import Step, chunked
 from piper_core.models import build_model
-from piper_core.names import Recompute
+from piper_core.names import Recompute, Region
 from tests.torch_cpu.frontend.small import Circle, Plain, Shared, Staged, gradients
 from tests.torch_cpu.models.tiny import TINY, tokens
 
@@ -100,3 +102,32 @@ def test_compiled_graphs_give_the_same_gradients() -> None:
     step = chunked(model, (x, x), compiler="inductor")
     check(step(model, x, x), gradients(model, x, x))
     assert len(step._compiled) == 9  # of the second layer none
+
+
+@pytest.mark.parametrize("policy", [Recompute.FULL, Recompute.SELECTIVE])
+def test_recompute_routes_as_the_forward_did(policy: Recompute) -> None:
+    """A bias that would send every token elsewhere comes between F and R; gradients are still those of F's routing."""
+    model, x = build_model(TINY["deepseek"], layers=2, dtype=torch.float64), tokens()
+    wanted = gradients(model, x, x)
+    made = cut(capture(model, (x, x)))
+    step = Step(made, recompute=policy)
+    values = step.bind(model) | dict.fromkeys(made.joint.inputs, x)
+    values |= dict.fromkeys(made.joint.tangents, torch.ones((), dtype=torch.float64))
+    (bias,) = (name for name, full in made.joint.buffers.items() if full.endswith("router.bias"))
+    with torch.no_grad():
+        for action in step.actions:
+            if action.name == "L1.routerR":
+                values[bias] = torch.arange(8, 0, -1, dtype=torch.float64) * 10
+            values.update(zip(action.outputs, action.call([values[name] for name in action.inputs]), strict=True))
+    check((tuple(values[n.name] for n in made.joint.outputs), step.gradients(values)), wanted)
+
+
+def test_of_routing_the_choice_alone_is_kept() -> None:
+    made = cut(capture(build_model(TINY["deepseek"], layers=2), (tokens(), tokens())))
+    for piece in made.pieces:
+        stay = kept(piece, Recompute.FULL)
+        routes = piece.site.region is Region.ROUTER
+        assert [tuple(node.meta["val"].shape) for node in stay] == ([(32, 3)] if routes else [])
+        again = [operations.name(node) for node in piece.recompute(stay, send=True).calls]
+        assert again.count("sort") == routes  # rows by expert, of as many sorts as it takes to choose
+        assert ("sigmoid" in again) == routes  # gate weights have gradients

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from piper_core.arch.record import Architecture
-from piper_core.frontend.communicator import ProcessGroups, communicating
+from piper_core.frontend.communicator import Communicator, ProcessGroups, communicating
 from piper_core.frontend.cut import Cut
 from piper_core.frontend.degrees import Degrees
 from piper_core.frontend.rank_graphs import rank_graphs, rank_module, rank_part, summed
@@ -23,9 +23,10 @@ from tests.torch_cpu.parallel.ranks import on_ranks
 
 Routing = Literal["learned", "tied", "one", "none"]
 Mode = tuple[bool, Recompute]
-MODES: tuple[Mode, ...] = (
-    (False, Recompute.NONE), (True, Recompute.NONE), (True, Recompute.FULL), (False, Recompute.SELECTIVE),
-)  # fmt: skip
+"""BI and BW apart, recompute policy."""
+Steps = dict[Mode, Step]
+FEW: tuple[Mode, ...] = ((False, Recompute.NONE), (True, Recompute.FULL))
+MODES: tuple[Mode, ...] = (*FEW, (True, Recompute.NONE), (False, Recompute.SELECTIVE))
 WHOLE = Part(0, 1, embed=True, head=True)
 AXES = ("expert", "context", "tensor")
 """Of a rank's number, the last turns fastest."""
@@ -43,6 +44,11 @@ class Case:
     routing: Routing = "none"
 
     @property
+    def modes(self) -> tuple[Mode, ...]:
+        """All modes where token counts differ."""
+        return FEW if self.routing == "none" else MODES
+
+    @property
     def ranks(self) -> int:
         return self.degrees.tensor * self.degrees.expert * self.degrees.context
 
@@ -58,12 +64,14 @@ class Errors:
 
 
 def compare(cases: tuple[Case, ...], folder: str) -> dict[Case, list[Errors]]:
-    """Return each rank's errors of each case. Graphs are captured here, once for all ranks; needs a fresh process."""
+    """Return each rank's errors of each case. Graphs are captured and compiled here, once for all ranks; needs a fresh
+    process."""
     torch.set_num_threads(1)
-    cuts = [graphs(case) for case in cases]
+    made = {(case.architecture, case.degrees): graphs(case) for case in cases}
+    steps = [compiled(case, made[case.architecture, case.degrees]) for case in cases]
     found: dict[Case, list[Errors]] = {}
     for size in sorted({case.ranks for case in cases}):
-        chosen = [(case, made) for case, made in zip(cases, cuts, strict=True) if case.ranks == size]
+        chosen = [(case, made) for case, made in zip(cases, steps, strict=True) if case.ranks == size]
         answers = on_ranks(_rank, size, f"{folder}/{size}", chosen)
         found |= {case: [each[i] for each in answers] for i, (case, _) in enumerate(chosen)}
     return found
@@ -71,6 +79,10 @@ def compare(cases: tuple[Case, ...], folder: str) -> dict[Case, list[Errors]]:
 
 def graphs(case: Case) -> Cut:
     return rank_graphs(case.architecture, case.degrees, WHOLE, micro_batch=BATCH, seq_len=SEQ, dtype=torch.float64)
+
+
+def compiled(case: Case, made: Cut) -> Steps:
+    return {(split, policy): Step(made, split_backward=split, recompute=policy) for split, policy in case.modes}
 
 
 def places(rank: int, degrees: Degrees) -> dict[str, int]:
@@ -81,16 +93,16 @@ def places(rank: int, degrees: Degrees) -> dict[str, int]:
     return found
 
 
-def _rank(rank: int, chosen: list[tuple[Case, Cut]]) -> list[Errors]:
+def _rank(rank: int, chosen: list[tuple[Case, Steps]]) -> list[Errors]:
     torch.set_num_threads(1)
     known: dict[tuple[int, ...], ProcessGroups] = {}
     found = []
-    for case, made in chosen:
+    for case, steps in chosen:
         sizes = tuple(case.degrees.by_axis()[axis] for axis in AXES)
         if sizes not in known:
             known[sizes] = groups(rank, case.degrees)
         with communicating(known[sizes]):
-            found.append(errors(case, made, places(rank, case.degrees), known[sizes]))
+            found.append(errors(case, steps, places(rank, case.degrees), known[sizes]))
     return found
 
 
@@ -107,7 +119,7 @@ def groups(rank: int, degrees: Degrees) -> ProcessGroups:
     return ProcessGroups(found)
 
 
-def errors(case: Case, made: Cut, place: dict[str, int], ranks: ProcessGroups) -> Errors:
+def errors(case: Case, steps: Steps, place: dict[str, int], ranks: Communicator) -> Errors:
     """Return this rank's errors: a slice of the batch for each expert rank, which one process runs in turn."""
     degrees, slices = case.degrees, case.degrees.expert
     whole = reference(case)
@@ -136,10 +148,9 @@ def errors(case: Case, made: Cut, place: dict[str, int], ranks: ProcessGroups) -
     (loss * weight / slices).backward()
     eager = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
     modes: dict[Mode | str, tuple[float, float]] = {"eager": error(loss, eager)}
-    for split, recompute in MODES:
-        step = Step(made, split_backward=split, recompute=recompute)
+    for mode, step in steps.items():
         (loss,), gradients = step(module, *inputs, tangents=[weight / slices])
-        modes[split, recompute] = error(loss, gradients)
+        modes[mode] = error(loss, gradients)
     return Errors(modes, counts[0].tolist() if counts else [], _balance(whole, module, counts, degrees, ranks))
 
 
@@ -181,9 +192,7 @@ def parts(whole: nn.Module, module: nn.Module, degrees: Degrees, place: dict[str
     return found
 
 
-def reduce(
-    gradients: dict[str, Tensor], module: nn.Module, degrees: Degrees, ranks: ProcessGroups
-) -> dict[str, Tensor]:
+def reduce(gradients: dict[str, Tensor], module: nn.Module, degrees: Degrees, ranks: Communicator) -> dict[str, Tensor]:
     """Return gradients summed over the ranks that hold the same part."""
     of_tensor, found = summed(module, degrees), {}
     for name in sorted(gradients):
@@ -198,7 +207,7 @@ def reduce(
 
 
 def _balance(
-    whole: nn.Module, module: nn.Module, counts: dict[int, Tensor], degrees: Degrees, ranks: ProcessGroups
+    whole: nn.Module, module: nn.Module, counts: dict[int, Tensor], degrees: Degrees, ranks: Communicator
 ) -> float:
     """Return the error of balance biases updated from counts of all ranks."""
     axes = ("expert", "context", "tensor") if degrees.sequence else ("expert", "context")
