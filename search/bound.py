@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
-from math import ceil
+from math import ceil, inf
 from typing import assert_never
 
 from piper_core.arch.chunk import Chunk, Saved
@@ -31,8 +31,8 @@ from search.row_parts import (
     stages_of_row,
     sum_parameters,
 )
-from search.space import Configuration
-from search.stage_costs import PhaseSeconds, Shards, StageCosts, mesh_of, mixed, ranks_of, shards_of
+from search.space import SOME, Configuration
+from search.stage_costs import NOTHING, PhaseSeconds, Shards, StageCosts, mesh_of, mixed, ranks_of, shards_of
 
 COMPUTE_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES = 2, 4, 12
 """Bytes a parameter: bf16 weight; fp32 accumulated gradient; fp32 master weight and two Adam moments."""
@@ -59,10 +59,14 @@ class Shape:
 
 
 class Bounds:
-    """Bounds of all configurations of one model on one cluster."""
+    """Bounds of all configurations of one model on one cluster, of those that need at most ``capacity_bytes``."""
 
-    def __init__(self, costs: StageCosts, cost: CostModel, context_bytes: float) -> None:
-        self.costs, self.cost, self.context_bytes = costs, cost, context_bytes
+    def __init__(
+        self, costs: StageCosts, cost: CostModel, context_bytes: float, capacity_bytes: float = inf
+    ) -> None:
+        self.costs, self.cost = costs, cost
+        self.context_bytes, self.capacity_bytes = context_bytes, capacity_bytes
+        (self._layers,) = costs.composition((costs.model.layers,))
         self.numel = lru_cache(maxsize=None)(self._numel)
         self.saved = lru_cache(maxsize=None)(self._saved)
         self.ends = lru_cache(maxsize=None)(self._ends_numel)
@@ -350,19 +354,19 @@ class Bounds:
         """Return, for each stage, the seconds of gathering that an F, and a B or BI, spends at least between its first
         piece and its end under ZeRO-3.
 
-        A gather starts once the action before the user of the gather before it has ended. So all but those of the
-        first piece (its chunk's, and the rest of their buckets) and one more start after the first piece does, and
-        follow one another.
+        With a prefetch of n, a gather starts once the action before the user of the n-th gather before it has ended. So
+        all but those of the first piece (its chunk's, and the rest of their buckets) and n more start after the first
+        piece does, and follow one another.
         """
         tp, ep = config.tp, config.ep
         embed, first, last, head = self.ends(tp, ep, True)
-        widest = self.widest(tp, ep)
+        widest, ahead = self.widest(tp, ep, config.bucket), 1 + config.prefetch
 
         def rest(stage: int, outer: RowParameters) -> float:
             held = shape.numel[stage]
             left = RowParameters(
-                max(0.0, held.dense - outer.dense - 2 * widest.dense),
-                max(0.0, held.expert - outer.expert - 2 * widest.expert),
+                max(0.0, held.dense - outer.dense - ahead * widest.dense),
+                max(0.0, held.expert - outer.expert - ahead * widest.expert),
             )
             return self._sync(left, config, Collective.ALL_GATHER, COMPUTE_BYTES, (0,))
 
@@ -372,14 +376,14 @@ class Bounds:
             [rest(s, head if s == stages - 1 else last) for s in range(stages)],
         )
 
-    def bucket_mib(self, tp: int, ep: int) -> int:
-        """Return the bucket size that holds about one layer on a rank."""
+    def bucket_mib(self, tp: int, ep: int, layers: int = 1) -> int:
+        """Return the bucket size that holds about ``layers`` layers on a rank (0, whatever the size: no layers)."""
         layer = self.numel(tp, ep)[1][self.costs.kind_of[-1]]
-        return max(1, ceil(layer.dense * COMPUTE_BYTES / MIB))
+        return ceil(layers * layer.dense * COMPUTE_BYTES / MIB) if layers and layer.dense else layers
 
-    def _widest(self, tp: int, ep: int) -> RowParameters:
+    def _widest(self, tp: int, ep: int, layers: int) -> RowParameters:
         """Return the most elements that a bucket of each class may hold: its limit, or the largest parameter."""
-        limit = self.bucket_mib(tp, ep) * MIB / COMPUTE_BYTES
+        limit = self.bucket_mib(tp, ep, layers) * MIB / COMPUTE_BYTES if layers else inf
         dense = expert = limit
         for parameter in (p for chunk in self.costs.model.chunks for p in chunk.parameters):
             share = parameter.numel / (tp if parameter.tensor else 1)
@@ -409,23 +413,70 @@ class Bounds:
         """Return (seconds, bytes) at least of every schedule, ZeRO stage and cut at the degrees of ``part``, among the
         schedules that have overlap groups or those that have none, as its own.
 
-        Seconds are the mean row's work. Bytes are its state under ZeRO-3: two copies of each stage, of which ZeRO-1
-        shards the optimizer alone, take no less.
+        Seconds are the mean row's work, or one microbatch's way through all stages and back. Bytes are the mean row's:
+        its state under ZeRO-3 (two copies of each stage, of which ZeRO-1 shards the optimizer alone, take no less), and
+        one microbatch's activations, all of which are there when its backward begins. A number of layers to recompute
+        stands for every number: bytes are those of all, seconds those of as many as memory asks for where layers are
+        worth what the best kind is.
         """
-        shard = shards_of(part)
-        embed, kinds, head = self.costs.pieces(shard, part.micro_batch)
-        (layers,) = self.costs.composition((self.costs.model.layers,))
-        whole = embed + mixed(kinds, layers) + head
-        if part.recompute in (Recompute.SELECTIVE, Recompute.FULL):
-            whole += mixed(self.costs.repeats(shard, part.micro_batch, Recompute(part.recompute)), layers)
+        shard, b, policy = shards_of(part), part.micro_batch, part.recompute
+        some = policy == SOME or policy.isdecimal()
+        whole, layers = self._whole(part), self._layers
+        again = NOTHING if some or policy == Recompute.NONE else self._again(shard, b, policy)
+        size, exchange = self._state(part), part.schedule not in OVERLAPPING
+        saved = self._saved_of_model(shard, Recompute.NONE if some else Recompute(policy), layers) * b
+        more = 0.0
+        if some:
+            over = size + saved - part.pp * (self.capacity_bytes - self.context_bytes)
+            more = max(0.0, over) * self._seconds_a_byte(shard, b, exchange=exchange)
+            saved = self._saved_of_model(shard, Recompute.FULL, layers) * b
+        whole += again
+        seconds = part.num_microbatches * (self._work(whole, part) + more) / part.pp
+        return max(seconds, whole.f + whole.bi), (size + saved) / part.pp + self.context_bytes
+
+    def degrees(self, part: Configuration) -> tuple[float, float]:
+        """Return (seconds, bytes) at least of all configurations with the degrees of ``part``, whose microbatch is the
+        largest: a sequence takes least time in that, and nothing is recomputed or kept."""
+        seconds = part.num_microbatches * self._work(self._whole(part), part) / part.pp
+        return seconds, self.partial_state(part)
+
+    def _whole(self, part: Configuration) -> PhaseSeconds:
+        embed, kinds, head = self.costs.pieces(shards_of(part), part.micro_batch)
+        return embed + mixed(kinds, self._layers) + head
+
+    def _again(self, shard: Shards, b: int, policy: str) -> PhaseSeconds:
+        return mixed(self.costs.repeats(shard, b, Recompute(policy)), self._layers)
+
+    def _work(self, whole: PhaseSeconds, part: Configuration) -> float:
+        """Return the seconds of one microbatch on one row that does it all, or on the busier of the streams of its
+        inner collectives, where overlap groups may hide them."""
         exchange = part.schedule not in OVERLAPPING
         compute = whole.forward(exchange=exchange) + min(_backward(whole, split, exchange) for split in (False, True))
-        talk = _talk(whole, part)
-        seconds = part.num_microbatches * max(compute, talk) / part.pp
+        return max(compute, _talk(whole, part))
+
+    def partial_state(self, part: Configuration) -> float:
+        """Return the bytes of :meth:`partial` without activations: at least of every microbatch and recompute."""
+        return self._state(part) / part.pp + self.context_bytes
+
+    def _state(self, part: Configuration) -> float:
+        """Return the bytes of all rows' state under ZeRO-3."""
         first, each, last = self.numel(part.tp, part.ep)
-        least = (first + sum_parameters(each, layers) + last).over(part.dp * part.cp, part.dp // part.ep * part.cp)
-        size = (COMPUTE_BYTES + GRADIENT_BYTES + OPTIMIZER_BYTES) * least / part.pp
-        return seconds, size + self.context_bytes
+        model = first + sum_parameters(each, self._layers) + last
+        least = model.over(part.dp * part.cp, part.dp // part.ep * part.cp)
+        return (COMPUTE_BYTES + GRADIENT_BYTES + OPTIMIZER_BYTES) * least
+
+    def _saved_of_model(self, shard: Shards, policy: Recompute, layers: Sequence[int]) -> float:
+        """Return the bytes that one sequence keeps over all stages."""
+        first, each, last = self.saved(shard, policy)
+        return first + _total(each, layers) + last
+
+    def _seconds_a_byte(self, shard: Shards, b: int, *, exchange: bool) -> float:
+        """Return what recomputing layers takes for each byte that it frees, of the kind that frees most for least."""
+        again = self.costs.repeats(shard, b, Recompute.FULL)
+        pairs = zip(self.saved(shard, Recompute.NONE)[1], self.saved(shard, Recompute.FULL)[1], strict=True)
+        freed = [(none - full) * b for none, full in pairs]
+        spent = [each.r + (each.r_exchange if exchange else 0.0) for each in again]
+        return min((s / size for s, size in zip(spent, freed, strict=True) if size > 0), default=0.0)
 
 
 def _total(sizes: Sequence[float], counts: Sequence[int]) -> float:

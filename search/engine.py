@@ -35,6 +35,7 @@ from search.stage_costs import StageCosts
 BATCH = 8
 """Configurations evaluated between two decisions, whatever the number of workers."""
 MIB, GIB = 1 << 20, 1 << 30
+FINER = "not tried: other buckets, prefetches or streams of configurations that were evaluated"
 PR_SET_PDEATHSIG = 1
 """``prctl`` option of Linux: the signal to get when the parent dies."""
 PATIENCE = 5
@@ -60,7 +61,8 @@ class Candidate:
 class Result:
     """What a search found. ``candidates`` fit, best first; ``close`` counts those too close to call. ``proof_gap`` is
     how much quicker than the best, as a fraction, anything that was not evaluated could be under the same costs;
-    ``least_left_s`` is a step time that nothing of that kind beats."""
+    ``least_left_s`` is a step time that nothing of that kind beats, other buckets, prefetches and streams of what was
+    evaluated aside, ``least_s`` one that those do not beat either; ``finer`` of those were evaluated."""
 
     candidates: list[Candidate] = field(default_factory=list)
     size: int = 0
@@ -71,6 +73,8 @@ class Result:
     close: int = 0
     proof_gap: float = inf
     least_left_s: float = inf
+    least_s: float = inf
+    finer: int = 0
     wall_s: float = 0.0
     stopped: str = ""
 
@@ -95,12 +99,13 @@ class Problem:
         self.model = model_chunks(architecture, seq_len)
         self.cost = RooflineCost(cluster)
         self.costs = StageCosts(self.model, self.cost)
-        self.bounds = Bounds(self.costs, self.cost, cluster.device.context_bytes)
+        device = cluster.device
+        self.bounds = Bounds(self.costs, self.cost, device.context_bytes, device.memory_bytes)
         self.base = training_dag(self.model, global_batch=global_batch)
 
     def bucket_mib(self, config: Configuration) -> int:
-        """Return the bucket size that holds about one layer on a rank."""
-        return self.bounds.bucket_mib(config.tp, config.ep)
+        """Return the bucket size of a configuration (0: one bucket a stage)."""
+        return self.bounds.bucket_mib(config.tp, config.ep, config.bucket)
 
     def program(self, config: Configuration) -> tuple[Program, Mesh, tuple[int, ...]]:
         """Return the program of a configuration, its mesh, and its layers per stage."""
@@ -167,7 +172,7 @@ def search(
                     if outcome is None:
                         result.stopped = "budget"
                         break
-                    generator.tell(config, outcome.step_time_s if isinstance(outcome, Score) else None)
+                    generator.tell(config, outcome if isinstance(outcome, Score) else None)
                     if not isinstance(outcome, Score):
                         result.rejected += 1
                         result.pruned[outcome] = result.pruned.get(outcome, 0) + 1
@@ -202,13 +207,16 @@ def _finish(result: Result, generator: BestFirst, start: float, floor: float) ->
         result.pruned["memory: simulated"] = result.too_big
     if result.close:
         result.pruned["memory: too close to call"] = result.close
-    counted = sum(result.pruned.values()) + len(result.candidates)
-    if result.size > counted:
-        result.pruned[TIME if result.stopped == "proved" else "not reached"] = result.size - counted
     if result.candidates:
         best = result.best.score.step_time_s
         result.least_left_s = min(floor, generator.bound())
-        result.proof_gap = max(0.0, (best - min(best, result.least_left_s)) / best)
+        result.least_s = min(result.least_left_s, generator.rest_bound())
+        result.proof_gap = max(0.0, (best - min(best, result.least_s)) / best)
+        if finer := generator.rest(best) - result.finer:
+            result.pruned[FINER] = finer
+    counted = sum(result.pruned.values()) + len(result.candidates)
+    if result.size > counted:
+        result.pruned[TIME if result.stopped == "proved" else "not reached"] = result.size - counted
     result.wall_s = time.perf_counter() - start
 
 
@@ -336,7 +344,7 @@ def candidate_data(candidate: Candidate, rank: int) -> dict[str, Any]:
     return {
         "id": rank,
         "degrees": {
-            "pp": config.pp, "tp": config.tp, "dp": config.dp, "ep": config.ep, "cp": 1,
+            "pp": config.pp, "tp": config.tp, "dp": config.dp, "ep": config.ep, "cp": config.cp,
             "virtual_stages": config.virtual_stages,
         },
         "zero_stage": config.zero,
@@ -346,6 +354,10 @@ def candidate_data(candidate: Candidate, rank: int) -> dict[str, Any]:
         "recompute": config.recompute,
         "sequence_parallel": config.sequence_parallel,
         "cuts": config.cuts,
+        "outer": config.outer,
+        "bucket": config.bucket,
+        "prefetch": config.prefetch,
+        "streams": config.streams,
         "layers_per_stage": list(candidate.layers_per_stage),
         "predicted": candidate.score.to_data(),
         "measured": None,

@@ -57,7 +57,7 @@ def assign_streams(units: Units, rule: ChannelRule) -> tuple[Ints, list[Stream]]
 
 def assign_places(units: Units, rule: ChannelRule) -> Floats:
     """Return the order key of every unit inside its stream: communication by consumer, then bucket; reductions by
-    producer; a collective of several rows at one place in all of them."""
+    producer, after what that producer gathers; a collective of several rows at one place in all of them."""
     nodes, kind = units.dag.nodes, units.kind
     bucket, buckets = nodes.bucket[units.node], units.dag.buckets
     send, recv = kind == NodeKind.SEND, kind == NodeKind.RECV
@@ -77,7 +77,9 @@ def assign_places(units: Units, rule: ChannelRule) -> Floats:
             common = np.full(len(buckets), start)
             worst.at(common, bucket[spanning], out[spanning])
             out[spanning] = common[bucket[spanning]]
-    out[bucketed & ~tie] += bucket[bucketed & ~tie] / (len(buckets) + 1.0)
+    part = bucket / (2.0 * len(buckets) + 2.0)
+    out[gather] += part[gather]
+    out[reduce & ~tie] += 0.5 + part[reduce & ~tie]
     return out
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import Protocol
 
+from search.candidate import Score
 from search.space import Configuration
 
 
@@ -25,8 +26,8 @@ class Generator(Protocol):
         the clock (``time.perf_counter``) passes ``deadline_s`` first."""
         ...
 
-    def tell(self, config: Configuration, step_time_s: float | None) -> None:
-        """Hear the step time of a configuration that was asked for, None where it cannot run."""
+    def tell(self, config: Configuration, score: Score | None) -> None:
+        """Hear the score of a configuration that was asked for, None where it cannot run."""
         ...
 
     def bound(self) -> float:

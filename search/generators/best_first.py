@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from bisect import bisect
+from dataclasses import replace
+from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from itertools import product
 from math import inf
 
+from piper_core.names import Recompute
 from piper_core.schedule.families import FAMILIES, get_family
+from piper_core.schedule.grid import Layout
 from search.bound import OVERLAPPING, Bounds
-from search.space import Configuration, Space
+from search.candidate import Score
+from search.space import SOME, USUAL, Configuration, Degrees, Fine, Space
 
-_PARTIAL, _WHOLE, _REPLAYED = range(3)
+_DEGREES, _PARTIAL, _WHOLE, _REPLAYED = range(4)
 ROUNDING = 1 + 1e-9
 """What a bound may exceed a step time by that it equals, since they add up in different orders."""
 
-STATE, ACTIVATIONS, ORDER, TIME, SAME = (
+STATE, ACTIVATIONS, ORDER, TIME, SAME, NEEDLESS = (
     "memory: state alone", "memory: state and activations", "memory: along the order", "time bound",
-    "same layers per stage as another",
+    "same layers per stage as another", "recomputes more than memory asks for",
 )  # fmt: skip
 
 
 class BestFirst:
-    """Expands the assignment with the least bound first: degrees, microbatch, recompute, sequence parallelism, and
-    whether the schedule has overlap groups; then schedule, cuts and ZeRO stage; then the order that the family emits.
+    """Expands the assignment with the least bound first: degrees and mesh order; then microbatch, recompute, sequence
+    parallelism, and whether the schedule has overlap groups; then schedule, cuts and ZeRO stage; then the order that
+    the family emits. Of the numbers of layers that may be recomputed, the next is looked at after the one before.
 
     A node whose least memory exceeds ``capacity_bytes`` is dropped with all its leaves, which are counted by
     multiplication and never listed. Every node's bound is at most that of its leaves, so that what is taken off the
-    heap last bounds all that is left.
+    heap last bounds all that is left. A leaf is asked for with the first bucket, prefetch and streams that are legal;
+    its bound without those (:meth:`rest_bound`) holds for the others.
     """
 
     name = "branch and bound"
@@ -37,83 +44,167 @@ class BestFirst:
         self.space, self.bounds, self.capacity = space, bounds, capacity_bytes
         self.size = 0
         self.expired = False
-        self.pruned: dict[str, int] = dict.fromkeys((STATE, ACTIVATIONS, ORDER, SAME), 0)
+        self.pruned: dict[str, int] = dict.fromkeys((STATE, ACTIVATIONS, ORDER, SAME, NEEDLESS), 0)
         self.partials = self.bounded = self.asked = 0
         self.nearest: tuple[float, Configuration | None] = (inf, None)
         self._heap: list[tuple[float, int, Configuration]] = []
         self._open: dict[Configuration, float] = {}
+        self._rest: list[tuple[float, int]] = []
+        self._more: dict[Configuration, list[Configuration]] = {}
+        self._fitting: dict[Configuration, list[str]] = {}
+        self._schedules = lru_cache(maxsize=None)(lambda pp: list(space.schedules(pp)))
+        self._finer = lru_cache(maxsize=None)(space.fine)
+        self._groups = lru_cache(maxsize=None)(self._legal)
+        self._leaves = lru_cache(maxsize=None)(self._count)
         self._start()
 
     def _start(self) -> None:
-        for pp, tp, dp, ep in self.space.degrees():
-            schedules = list(self.space.schedules(pp))
-            for (b, m), recompute, sequence in product(
-                self.space.batches(dp), self.space.recomputes(), self.space.sequence(tp)
-            ):
-                for legal in self._groups(schedules, pp, m):
-                    leaves = 0
-                    for name, v in legal:
-                        leaves += len(self.space.zeros(dp, name)) * len(self.space.cuts(self._stages(name, pp, v)))
-                    if not leaves:
-                        continue
-                    self.size += leaves
-                    self.partials += 1
-                    part = Configuration(pp, tp, dp, ep, *legal[0], 0, b, m, recompute, sequence, "")
-                    seconds, size = self.bounds.partial(part)
-                    if size > self.capacity:
-                        self.pruned[STATE] += leaves
-                        self._near(size, part)
-                    else:
-                        self._heap.append((seconds, _PARTIAL, part))
+        for degrees in self.space.degrees():
+            leaves = sum(
+                self._leaves(degrees.pp, m, degrees.dp * degrees.cp, degrees.ep, overlaps, None)
+                for _, m in self.space.batches(degrees.dp)
+                for overlaps in (True, False)
+            ) * len(self.space.sequence(degrees.tp, degrees.cp))
+            if not leaves:
+                continue
+            self.size += leaves
+            self.partials += 1
+            part, seconds, size = self._bounded(degrees)
+            if size > self.capacity:
+                self.pruned[STATE] += leaves
+                self._near(size, part)
+            else:
+                self._heap.append((seconds, _DEGREES, part))
         heapify(self._heap)
 
-    @staticmethod
-    def _groups(schedules: Sequence[tuple[str, int]], pp: int, m: int) -> list[list[tuple[str, int]]]:
-        """Return the (family, virtual stages) legal with m microbatches: those with overlap groups, and the others."""
-        legal = [(name, v) for name, v in schedules if m in FAMILIES[name].microbatches(pp, v)]
-        groups = [[each for each in legal if (each[0] in OVERLAPPING) == some] for some in (True, False)]
-        return [group for group in groups if group]
+    def _bounded(self, degrees: Degrees) -> tuple[Configuration, float, float]:
+        """Return (a part with those degrees, seconds and bytes at least of all of them): a sequence takes least time in
+        the largest microbatch, and none with collectives hidden and nothing recomputed."""
+        pp, tp, dp, ep, cp, outer = degrees
+        share = self.space.global_batch // dp
+        parts = [
+            Configuration(pp, tp, dp, ep, OVERLAPPING[0], 1, 0, share, 1, "none", sequence, "", cp, outer)
+            for sequence in self.space.sequence(tp, cp)
+        ]
+        bounds = [self.bounds.degrees(part) for part in parts]
+        return parts[0], min(seconds for seconds, _ in bounds), min(size for _, size in bounds)
 
-    @staticmethod
-    def _stages(schedule: str, pp: int, v: int) -> int:
-        return Configuration(pp, 1, 1, 1, schedule, v, 0, 1, 1, "none", False, "").stages
+    def _legal(self, pp: int, m: int, overlaps: bool) -> list[tuple[str, int]]:
+        """Return the (family, virtual stages) legal with m microbatches, those with overlap groups or the others."""
+        return [
+            (name, v) for name, v in self._schedules(pp)
+            if m in FAMILIES[name].microbatches(pp, v) and (name in OVERLAPPING) == overlaps
+        ]  # fmt: skip
 
-    def _expand(self, part: Configuration) -> None:
+    def _count(self, pp: int, m: int, replicas: int, ep: int, overlaps: bool, policy: str | None) -> int:
+        """Return the number of leaves under a partial assignment; of all policies where none is named."""
+        total = 0
+        for name, v in self._groups(pp, m, overlaps):
+            stages, layout = _stages(name, pp, v), FAMILIES[name].layout
+            policies = len(self.space.recomputes()) if policy is None else policy in self.space.recomputes()
+            if policy in (None, SOME):
+                policies += len(self.space.counts(stages))
+            fine = sum(len(self._finer(replicas, zero, ep, layout)) for zero in self.space.zeros(replicas, name))
+            total += policies * len(self.space.cuts(stages)) * fine
+        return total
+
+    def _divide(self, found: Configuration, bound: float) -> None:
+        """Replace degrees by the partial assignments that have them."""
+        pp, tp, dp, ep, cp = found.pp, found.tp, found.dp, found.ep, found.cp
+        for (b, m), policy, sequence, overlaps in product(
+            self.space.batches(dp), [*self.space.recomputes(), SOME], self.space.sequence(tp, cp), (True, False)
+        ):
+            leaves = self._leaves(pp, m, dp * cp, ep, overlaps, policy)
+            if not leaves:
+                continue
+            self.partials += 1
+            first = self._groups(pp, m, overlaps)[0]
+            part = Configuration(pp, tp, dp, ep, *first, 0, b, m, policy, sequence, "", cp, found.outer)
+            seconds, size = self.bounds.partial(part)
+            if size > self.capacity:
+                self.pruned[STATE if self.bounds.partial_state(part) > self.capacity else ACTIVATIONS] += leaves
+                self._near(size, part)
+            else:
+                heappush(self._heap, (max(bound, seconds), _PARTIAL, part))
+
+    def _expand(self, part: Configuration, bound: float) -> None:
         """Replace a partial assignment by its leaves, bounded."""
-        bounds, m = self.bounds, part.num_microbatches
-        schedules = self._groups(list(self.space.schedules(part.pp)), part.pp, m)
-        mine = next(group for group in schedules if (part.schedule in OVERLAPPING) == (group[0][0] in OVERLAPPING))
-        for name, v in mine:
+        costs, replicas = self.bounds.costs, part.dp * part.cp
+        pp, tp, dp, ep, b, m = part.pp, part.tp, part.dp, part.ep, part.micro_batch, part.num_microbatches
+        for name, v in self._groups(pp, m, part.schedule in OVERLAPPING):
+            stages, layout = _stages(name, pp, v), FAMILIES[name].layout
+            policies = self.space.counts(stages) if part.recompute == SOME else [part.recompute]
+            if not policies:
+                continue
 
-            def leaf(cut: str, zero: int, name: str = name, v: int = v) -> Configuration:
+            def leaf(cut: str, zero: int, policy: str, fine: Fine, name: str = name, v: int = v) -> Configuration:
                 return Configuration(
-                    part.pp, part.tp, part.dp, part.ep, name, v, zero, part.micro_batch, m, part.recompute,
-                    part.sequence_parallel, cut,
-                )  # fmt: skip
+                    pp, tp, dp, ep, name, v, zero, b, m, policy, part.sequence_parallel, cut, part.cp, part.outer, *fine
+                )
 
-            cuts, zeros = self.space.cuts(self._stages(name, part.pp, v)), self.space.zeros(part.dp, name)
-            if len({bounds.costs.of(leaf(cut, 0))[0] for cut in cuts}) < len(cuts):
+            cuts, zeros = self.space.cuts(stages), self.space.zeros(replicas, name)
+            if len({costs.of(leaf(cut, 0, policies[0], USUAL))[0] for cut in cuts}) < len(cuts):
                 cuts = cuts[:1]
-                self.pruned[SAME] += len(zeros)
+                same = sum(len(self._finer(replicas, zero, ep, layout)) for zero in zeros)
+                self.pruned[SAME] += same * len(policies)
             for cut, zero in product(cuts, zeros):
-                config = leaf(cut, zero)
-                self.bounded += 1
-                need = bounds.memory_floor(config)
-                if need > self.capacity:
-                    state = max(bounds.static_bytes(config)) + bounds.context_bytes
-                    self.pruned[STATE if state > self.capacity else ACTIVATIONS] += 1
-                    self._near(need, config)
-                else:
-                    heappush(self._heap, (bounds.time_bound(config), _WHOLE, config))
+                fine = self._finer(replicas, zero, ep, layout)
+                if fine:
+                    self._next([leaf(cut, zero, policy, fine[0]) for policy in policies], len(fine), bound)
 
-    def _replay(self, config: Configuration) -> None:
+    def _next(self, leaves: list[Configuration], fine: int, bound: float) -> None:
+        """Push the first of some leaves that leaves room for the rest; they recompute more and more, and hold less and
+        less. ``bound`` holds for all."""
+        bounds = self.bounds
+        self.bounded += 1
+        first = 0
+        if bounds.memory_floor(leaves[0]) > self.capacity:
+            first = bisect(range(len(leaves)), False, key=lambda i: bounds.memory_floor(leaves[i]) <= self.capacity)
+            most = leaves[first - 1]
+            static = max(bounds.static_bytes(most)) + bounds.context_bytes
+            self.pruned[STATE if static > self.capacity else ACTIVATIONS] += first * fine
+            self._near(bounds.memory_floor(most), most)
+        if first < len(leaves):
+            chosen = leaves[first]
+            if first + 1 < len(leaves):
+                self._more[chosen] = leaves[first + 1 :]
+            heappush(self._heap, (max(bound, bounds.time_bound(chosen)), _WHOLE, chosen))
+
+    def _fine(self, config: Configuration) -> int:
+        return len(self._finer(config.dp * config.cp, config.zero, config.ep, config.layout))
+
+    def _replay(self, config: Configuration, bound: float) -> None:
+        if self._needless(config):
+            self._drop(config, NEEDLESS)
+            return
         grid = get_family(config.schedule).grid(config.pp, config.num_microbatches, config.virtual_stages)
         need = self.bounds.memory_of_order(config, grid)
         if need > self.capacity:
-            self.pruned[ORDER] += 1
+            self.pruned[ORDER] += self._fine(config)
             self._near(need, config)
+            self._go_on(config, bound)
         else:
-            heappush(self._heap, (self.bounds.replay(config), _REPLAYED, config))
+            heappush(self._heap, (max(bound, self.bounds.replay(config)), _REPLAYED, config))
+
+    def _go_on(self, config: Configuration, bound: float) -> None:
+        """Look at the next number of recomputed layers, since this one does not fit."""
+        if more := self._more.pop(config, None):
+            self._next(more, self._fine(config), bound)
+
+    def _drop(self, config: Configuration, reason: str) -> None:
+        """Leave out a configuration, and those that recompute more layers."""
+        self.pruned[reason] += self._fine(config) * (1 + len(self._more.pop(config, ())))
+
+    def _needless(self, config: Configuration) -> bool:
+        """Say whether the same configuration fits with part of the recompute: a longer action never makes the step of
+        one order shorter."""
+        policy = config.recompute
+        for other in self._fitting.get(replace(config, recompute=""), ()):
+            if other != policy and (other == Recompute.NONE or policy == Recompute.FULL):
+                return True
+            if other.isdecimal() and policy.isdecimal() and int(other) < int(policy):
+                return True
+        return False
 
     def _near(self, need: float, config: Configuration) -> None:
         """Remember the configuration that comes nearest to fitting, for the day when none fits."""
@@ -123,26 +214,61 @@ class BestFirst:
     def ask(self, n: int, threshold_s: float, deadline_s: float = inf) -> list[Configuration]:
         """Return up to ``n`` configurations that may take ``threshold_s`` or less; fewer at the deadline."""
         batch: list[Configuration] = []
+        later: list[tuple[float, int, Configuration]] = []
+        asked: set[Configuration] = set()
         self.expired = False
         while self._heap and len(batch) < n and self._heap[0][0] <= threshold_s * ROUNDING:
             if time.perf_counter() > deadline_s:
                 self.expired = True
                 break
             bound, level, config = heappop(self._heap)
-            if level == _PARTIAL:
-                self._expand(config)
+            if level == _REPLAYED and self._needless(config):
+                self._drop(config, NEEDLESS)
+            elif level == _DEGREES:
+                self._divide(config, bound)
+            elif level == _PARTIAL:
+                self._expand(config, bound)
             elif level == _WHOLE:
-                self._replay(config)
+                self._replay(config, bound)
+            elif (alike := replace(config, recompute="")) in asked:  # one answer may make the other needless
+                later.append((bound, level, config))
             else:
+                asked.add(alike)
                 batch.append(config)
                 self._open[config] = bound
+        for each in later:
+            heappush(self._heap, each)
         self.asked += len(batch)
         return batch
 
-    def tell(self, config: Configuration, step_time_s: float | None) -> None:
-        """Hear of a configuration; its bound no longer counts."""
-        self._open.pop(config, None)
+    def tell(self, config: Configuration, score: Score | None) -> None:
+        """Hear of a configuration (None: it cannot run). Its bound no longer counts, but that of the finer choices it
+        stands for does; where it fits, none that recomputes more is of interest."""
+        bound = self._open.pop(config)
+        others = self._fine(config) - 1
+        if others:
+            loose = self.bounds.replay(replace(config, bucket=0)) if config.zero == 3 else bound
+            self._rest.append((loose, others))
+        if score is not None and score.fits == "yes":
+            self._fitting.setdefault(replace(config, recompute=""), []).append(config.recompute)
+            more = len(self._more.pop(config, ()))
+            self.pruned[NEEDLESS] += more * (others + 1)
+        else:
+            self._go_on(config, bound)
 
     def bound(self) -> float:
-        """Return a step time that nothing left can beat."""
+        """Return a step time that nothing left can beat, but for other buckets, prefetches and streams of what was
+        asked for (:meth:`rest_bound`)."""
         return min(self._heap[0][0] if self._heap else inf, min(self._open.values(), default=inf))
+
+    def rest_bound(self) -> float:
+        """Return a step time that no other bucket, prefetch or streams of a configuration asked for can beat."""
+        return min((bound for bound, _ in self._rest), default=inf)
+
+    def rest(self, threshold_s: float) -> int:
+        """Return how many finer choices of what was asked for may take ``threshold_s`` or less."""
+        return sum(count for bound, count in self._rest if bound <= threshold_s)
+
+
+def _stages(schedule: str, pp: int, v: int) -> int:
+    return pp * (1 if FAMILIES[schedule].layout is Layout.BIDIRECTIONAL else v)

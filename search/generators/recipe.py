@@ -17,6 +17,8 @@ from search.stage_costs import mesh_of, ranks_of
 
 EVERYTHING = Filter(())
 EXPERTS = Filter((("REGION", "expert"),))
+SHARED = "collectives"
+"""Stream of the collectives that share one."""
 
 
 def program_of(config: Configuration, layers_per_stage: tuple[int, ...], bucket_mib: int) -> tuple[Program, Mesh]:
@@ -34,8 +36,10 @@ def program_of(config: Configuration, layers_per_stage: tuple[int, ...], bucket_
             if len(rows) > 1:
                 where += (("MB", f"{half * m // 2}-{(half + 1) * m // 2 - 1}"),)
             directives.append(Place(Filter(where), ranks[row]))
+    shared = SHARED if config.streams != "own" else None
     if config.ep > 1:
-        directives.append(Shard(EXPERTS, kind=ShardKind.EXPERT, axis="ep"))
+        stream = shared if config.streams == "all" else None
+        directives.append(Shard(EXPERTS, kind=ShardKind.EXPERT, axis="ep", stream=stream))
     if config.cp > 1:
         directives.append(Shard(EVERYTHING, kind=ShardKind.CONTEXT, axis="cp"))
     if config.tp > 1:
@@ -45,8 +49,8 @@ def program_of(config: Configuration, layers_per_stage: tuple[int, ...], bucket_
         directives.append(
             Replicate(
                 EVERYTHING, bucket_size=bucket_mib or None, shard_optimizer=config.zero == 1,
-                shard_grads=config.zero >= 2, shard_params=config.zero == 3,
-                axis="dp" if config.ep == 1 else "edp+ep",
+                shard_grads=config.zero >= 2, shard_params=config.zero == 3, prefetch=config.prefetch,
+                gather_stream=shared, reduce_stream=shared, axis="dp" if config.ep == 1 else "edp+ep",
             )
         )  # fmt: skip
     directives += _recompute(config.recompute, layers_per_stage)

@@ -26,6 +26,8 @@ TIED_BIAS = Architecture(
     "tied-bias", 9, 512, 2048, 8, 8, 64, 8192, gated=False, bias=True, tied=True, learned_positions=512, norm="layer",
     max_seq=512,
 )  # fmt: skip
+PLAIN = ("cp=1", "outer=pp", "bucket=1", "prefetch=1", "streams=own")
+"""Axes that few cases need: all as they usually are."""
 TIED = Architecture("tied", 8, 256, 512, 4, 4, 64, 1024, tied=True)
 
 
@@ -57,15 +59,19 @@ def case(
 
 def leaves(space: Space) -> Iterator[Configuration]:
     """Yield every configuration of a space: the product of its axes, filtered by its constraints."""
-    for pp, tp, dp, ep in space.degrees():
+    for pp, tp, dp, ep, cp, outer in space.degrees():
         for schedule, v in space.schedules(pp):
             family = FAMILIES[schedule]
             stages = pp if family.layout is Layout.BIDIRECTIONAL else pp * v
             batches = [(b, m) for b, m in space.batches(dp) if m in family.microbatches(pp, v)]
+            policies = [*space.recomputes(), *space.counts(stages)]
             for (b, m), recompute, sequence, cut, zero in product(
-                batches, space.recomputes(), space.sequence(tp), space.cuts(stages), space.zeros(dp, schedule)
+                batches, policies, space.sequence(tp, cp), space.cuts(stages), space.zeros(dp * cp, schedule)
             ):
-                yield Configuration(pp, tp, dp, ep, schedule, v, zero, b, m, recompute, sequence, cut)
+                for fine in space.fine(dp * cp, zero, ep, family.layout):
+                    yield Configuration(
+                        pp, tp, dp, ep, schedule, v, zero, b, m, recompute, sequence, cut, cp, outer, *fine
+                    )
 
 
 def grid_of(config: Configuration) -> Grid:
@@ -74,7 +80,8 @@ def grid_of(config: Configuration) -> Grid:
 
 
 def best_by_listing(it: Case) -> list[Candidate]:
-    """Return all configurations that fit, best first, by evaluating every one; of equal programs, the first."""
+    """Return all configurations that fit, best first, by evaluating every one; of equal programs, the first, and none
+    that recomputes more than another which is the same otherwise."""
     costs, found = it.problem.costs, []
     seen: set[tuple[Configuration, tuple[int, ...]]] = set()
     for config in sorted(leaves(it.space)):
@@ -86,4 +93,20 @@ def best_by_listing(it: Case) -> list[Candidate]:
         score = it.problem.score(config)
         if score.fits == "yes":
             found.append(Candidate(config, layers, score))
-    return sorted(found, key=lambda candidate: candidate.key)
+    fitting: dict[Configuration, list[str]] = {}
+    for each in found:
+        fitting.setdefault(replace(each.config, recompute=""), []).append(each.config.recompute)
+    needed = [
+        each for each in found if not _needless(each.config.recompute, fitting[replace(each.config, recompute="")])
+    ]
+    return sorted(needed, key=lambda candidate: candidate.key)
+
+
+def _needless(policy: str, fitting: Sequence[str]) -> bool:
+    """Say whether less than ``policy`` fits: nothing, or fewer layers, or less than all of them."""
+    less = {"none"} - {policy}
+    if policy == "full":
+        less = set(fitting) - {"full"}
+    elif policy.isdecimal():
+        less |= {other for other in fitting if other.isdecimal() and int(other) < int(policy)}
+    return bool(less & set(fitting))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
@@ -14,6 +15,7 @@ from search.space import Configuration
 from tests.null.search.spaces import DENSE, MIXED, MOE, SHARED, TIED_BIAS, WIDE_HEAD, Case, case, grid_of, leaves
 
 SLACK = 1 + 1e-9
+FEW = ("cp=1,2", "bucket=1,4,0", "prefetch=1,3", "recompute=none,selective,full,1,2")
 EACH = 48
 CASES = [
     (DENSE, "p4d", 8, 32, 512),
@@ -39,14 +41,18 @@ def sample(it: Case, n: int, seed: int) -> list[Configuration]:
 def test_bounds_are_below_the_simulated_step(
     architecture: Architecture, cluster: str, gpus: int, batch: int, seq_len: int
 ) -> None:
-    it = case(architecture, cluster, gpus, batch, seq_len)
+    it = case(architecture, cluster, gpus, batch, seq_len, FEW)
     bounds = it.problem.bounds
     for config in sample(it, EACH, seed=gpus):
         grid = grid_of(config)
         score = it.problem.score(config)
         seconds, size = bounds.partial(config)
-        times = seconds, bounds.time_bound(config), bounds.replay(config), score.step_time_s
-        sizes = size, bounds.memory_floor(config), bounds.memory_of_order(config, grid), score.worst_row_bytes
+        times = bounds.time_bound(config), bounds.replay(config), score.step_time_s
+        sizes = bounds.memory_floor(config), bounds.memory_of_order(config, grid), score.worst_row_bytes
+        assert seconds <= score.step_time_s * SLACK, (str(config), seconds, score.step_time_s)
+        assert size <= score.worst_row_bytes * SLACK, (str(config), size, score.worst_row_bytes)
+        loose = bounds.replay(replace(config, bucket=0))
+        assert loose <= score.step_time_s * SLACK, (str(config), loose, score.step_time_s)
         for low, high in (*pairwise(times), *pairwise(sizes)):
             assert low <= high * SLACK, (str(config), times, sizes)
 
@@ -55,15 +61,20 @@ def test_the_sample_meets_every_choice() -> None:
     """All that the space can vary occurs in the sample above."""
     met: Counter[tuple[object, ...]] = Counter()
     for architecture, cluster, gpus, batch, seq_len in CASES:
-        for config in sample(case(architecture, cluster, gpus, batch, seq_len), EACH, seed=gpus):
+        for config in sample(case(architecture, cluster, gpus, batch, seq_len, FEW), EACH, seed=gpus):
             met.update([("schedule", config.schedule, config.zero), ("recompute", config.recompute)])
+            met.update([("cp", config.cp), ("outer", config.outer), ("bucket", config.bucket)])
+            met.update([("streams", config.streams)])
             met.update([("tp", config.tp > 1, config.sequence_parallel), ("ep", config.ep > 1), ("cuts", config.cuts)])
     assert len(CASES) * EACH >= 150
     for schedule in FAMILIES:
         assert all(met["schedule", schedule, zero] for zero in (range(2) if schedule == "dualpipe" else range(4)))
     choices: list[tuple[object, ...]] = [
-        ("recompute", "full"),
-        ("recompute", "none"),
+        *(("recompute", policy) for policy in ("none", "selective", "full", "1", "2")),
+        *(("cp", degree) for degree in (1, 2)),
+        *(("outer", axis) for axis in ("pp", "dp")),
+        *(("bucket", layers) for layers in (0, 1, 4)),
+        *(("streams", names) for names in ("own", "data", "all")),
         ("tp", True, True),
         ("tp", True, False),
     ]

@@ -20,15 +20,34 @@ from search.engine import Candidate, Result, pareto, search, to_data
 from search.generators.base import Generator
 from search.generators.best_first import BestFirst
 from search.space import Configuration
-from tests.null.search.spaces import DENSE, MOE, WIDE_HEAD, Case, best_by_listing, case, leaves
+from tests.null.search.spaces import DENSE, MOE, PLAIN, WIDE_HEAD, Case, best_by_listing, case, leaves
 
 TOP = 10
+RECOMPUTE = ("recompute=none,full",)
 LISTED: list[tuple[Architecture, str, int, int, int, Sequence[str], float | None]] = [
-    (DENSE, "p4d", 4, 8, 512, ["recompute=none", "b=1,2", "sp=off"], None),
-    (DENSE, "p4d", 4, 8, 2048, ["schedule=1f1b,zbv,v_min,zb_h1,gpipe", "sp=off", "b=1,2"], 1.5),
-    (MOE, "p4de", 4, 8, 512, ["schedule=dualpipe,dualpipev,zb_h1", "recompute=none"], None),
-    (WIDE_HEAD, "p4d", 8, 16, 256, ["schedule=interleaved_1f1b,v_half,zb_h2", "b=2", "pp=2,4", "recompute=none"], None),
-    (MOE, "p4d", 8, 8, 1024, ["schedule=1f1b,dualpipe", "b=1", "sp=off"], 1.6),
+    (DENSE, "p4d", 4, 8, 512, ["recompute=none", "b=1,2", "sp=off", *PLAIN], None),
+    (DENSE, "p4d", 4, 8, 2048, ["schedule=1f1b,zbv,v_min,gpipe", "sp=off", "b=1,2", *RECOMPUTE, *PLAIN], 1.5),
+    (MOE, "p4de", 4, 8, 512, ["schedule=dualpipe,dualpipev,zb_h1", "recompute=none", *PLAIN], None),
+    (
+        WIDE_HEAD,
+        "p4d",
+        8,
+        16,
+        256,
+        ["schedule=interleaved_1f1b,v_half,zb_h2", "b=2", "pp=2,4", "recompute=none", *PLAIN],
+        None,
+    ),
+    (MOE, "p4d", 8, 8, 1024, ["schedule=1f1b,dualpipe", "b=1", "sp=off", *RECOMPUTE, *PLAIN], 1.6),
+    (DENSE, "p4d", 4, 8, 2048, ["schedule=1f1b,zbv", "b=1,2", "sp=off", "cuts=even", "zero=1,3", *PLAIN], 1.5),
+    (
+        MOE,
+        "p4de",
+        16,
+        16,
+        1024,
+        ["pp=2", "tp=1,2", "cp=1,2", "schedule=1f1b", "b=1", "recompute=none", "zero=0,3", *PLAIN[2:]],
+        None,
+    ),
 ]
 
 
@@ -45,7 +64,7 @@ def test_finds_what_listing_finds(
     listed = list(leaves(it.space))
     assert 40 <= len(listed) <= 300
     expected = best_by_listing(it)
-    assert len(expected) > TOP
+    assert len(expected) > TOP // 2
     found = run(it)
     assert [c.config for c in found.candidates[:TOP]] == [c.config for c in expected[:TOP]]
     assert found.candidates[:TOP] == expected[:TOP]
@@ -63,7 +82,7 @@ def test_finds_what_listing_finds(
 
 
 def small() -> Case:
-    return case(DENSE, "p4d", 4, 8, 512, ["recompute=none", "b=1,2", "sp=off"])
+    return case(DENSE, "p4d", 4, 8, 512, ["recompute=none", "b=1,2", "sp=off", *PLAIN])
 
 
 def told(result: Result) -> str:
@@ -83,7 +102,7 @@ def test_the_same_answer_with_any_number_of_workers_and_in_a_new_process() -> No
 
 
 def test_ties_stand_in_the_order_of_configurations() -> None:
-    it = case(DENSE, "p4d", 2, 4, 256, ["pp=2", "schedule=1f1b,gpipe,zb_h1", "recompute=none"])
+    it = case(DENSE, "p4d", 2, 4, 256, ["pp=2", "schedule=1f1b,gpipe,zb_h1", "recompute=none", *PLAIN])
     found = run(it, top=50)
     keys = [candidate.key for candidate in found.candidates]
     assert keys == sorted(keys)
@@ -92,7 +111,7 @@ def test_ties_stand_in_the_order_of_configurations() -> None:
 
 
 def test_a_budget_ends_between_batches_and_says_what_was_not_reached() -> None:
-    it = case(DENSE, "p4de", 16, 64, 2048)
+    it = case(DENSE, "p4de", 16, 64, 2048, [*RECOMPUTE, *PLAIN])
     found = run(it, budget_s=1e-9)
     assert found.stopped == "budget"
     assert found.candidates
@@ -151,7 +170,7 @@ def test_what_is_proved() -> None:
 
 
 def test_an_interrupt_gives_the_best_so_far() -> None:
-    it = case(DENSE, "p4de", 16, 64, 2048)
+    it = case(DENSE, "p4de", 16, 64, 2048, [*RECOMPUTE, *PLAIN])
 
     def stop(result: Result, generator: Generator) -> None:
         if result.simulated > 12:
@@ -182,7 +201,7 @@ def test_an_interrupt_before_anything_fits_is_passed_on(monkeypatch: pytest.Monk
     ],
 )
 def test_nothing_fits(memory_gib: float, words: tuple[str, ...]) -> None:
-    it = case(DENSE, "p4d", 4, 8, 2048, memory_gib=memory_gib)
+    it = case(DENSE, "p4d", 4, 8, 2048, [*RECOMPUTE, *PLAIN], memory_gib=memory_gib)
     with pytest.raises(InfeasibleError) as caught:
         run(it)
     text = str(caught.value)
@@ -193,7 +212,7 @@ def test_nothing_fits(memory_gib: float, words: tuple[str, ...]) -> None:
 
 def test_what_is_short_is_true() -> None:
     """The configuration that the message names does not need less than the message says."""
-    it = case(DENSE, "p4d", 4, 8, 2048, memory_gib=1.02)
+    it = case(DENSE, "p4d", 4, 8, 2048, [*RECOMPUTE, *PLAIN], memory_gib=1.02)
     with pytest.raises(InfeasibleError, match="GiB short") as caught:
         run(it)
     text = str(caught.value)
@@ -217,6 +236,6 @@ def _beats(a: Candidate, b: Candidate) -> bool:
 
 
 def test_counts_do_not_depend_on_what_a_person_fixes() -> None:
-    whole = list(leaves(case(MOE, "p4de", 8, 16, 256).space))
-    parts = [list(leaves(case(MOE, "p4de", 8, 16, 256, [f"pp={pp}"]).space)) for pp in (1, 2, 4, 8)]
+    whole = list(leaves(case(MOE, "p4de", 8, 16, 256, [*PLAIN]).space))
+    parts = [list(leaves(case(MOE, "p4de", 8, 16, 256, [f"pp={pp}", *PLAIN]).space)) for pp in (1, 2, 4, 8)]
     assert list(chain(*parts)) == whole
