@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from piper_core.frontend.capture import fake, place_of
 from piper_core.models.source import run_source
 
 
-def load_function(path: Path, function: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
+def load_function(path: Path, function: str, *, real: bool = False) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """Return what ``function`` of the file returns: (model, example inputs).
 
-    It is called where tensors have no memory, so that models of any size load; and once more for real if that fails.
+    Unless ``real``, it is called where tensors have no memory, so that models of any size load; and once more for real
+    if that fails.
 
     Raises:
         ConfigError: the file cannot be imported, has no such function, or it returns something else.
@@ -29,18 +31,16 @@ def load_function(path: Path, function: str) -> tuple[nn.Module, tuple[Tensor, .
         known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         here = [name for name in known if getattr(getattr(module, name), "__module__", "") == module.__name__]
         raise ConfigError(f"{path.name} has no function {function!r}; it has {', '.join(here[:8]) or 'none'}")
-    try:
-        with fake():
-            return _checked(make(), path, function)
-    except PiperError:
-        raise
-    except Exception:
+    for how in (nullcontext,) if real else (fake, nullcontext):
         try:
-            return _checked(make(), path, function)
+            with how():
+                return _checked(make(), path, function)
         except PiperError:
             raise
-        except Exception as error:
-            raise _failed(error, path, f"{function}()") from error
+        except (Exception, SystemExit) as error:
+            if how is nullcontext:
+                raise _failed(error, path, f"{function}()") from error
+    raise AssertionError("the last try returns or raises")
 
 
 def _imported(path: Path) -> Any:
@@ -48,13 +48,13 @@ def _imported(path: Path) -> Any:
     sys.path.insert(0, str(path.resolve().parent))
     try:
         return run_source(f"_piper_model_{path.stem}", path)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _failed(error, path, "importing it") from error
     finally:
         sys.path.remove(str(path.resolve().parent))
 
 
-def _failed(error: Exception, path: Path, what: str) -> ConfigError:
+def _failed(error: BaseException, path: Path, what: str) -> ConfigError:
     where = place_of(error.__traceback__)
     if isinstance(error, SyntaxError):
         where = f"{Path(error.filename or path).name}:{error.lineno}"

@@ -61,17 +61,15 @@ def trace_model(
     store = cache or Cache.default()
     degrees = Degrees(tp, sequence and tp > 1, ep, cp, method if cp > 1 else "ring")
     options: dict[str, Any] = {"degrees": asdict(degrees), "kernels": kernels}
-    found = _FUNCTION.fullmatch(str(model)) if not isinstance(model, Architecture) else None
-    if found is not None:
+    named = named_function(model)
+    if named is not None:
+        path, function = named
         if not degrees.whole:
             raise ConfigError("no plan is known that divides a file.py:function; tp, ep and cp must be 1")
         if seq_len is not None:
             raise ConfigError("the example inputs fix the sequence length of a file.py:function; leave --seq-len out")
-        path = Path(found["file"])
-        if not path.is_file():
-            raise ConfigError(f"no file {str(path)[:200]!r}")
-        key = {"file": str(path.resolve()), "function": found["function"], "micro_batch": micro_batch, **options}
-        return store.get(key, lambda: _trace_function(path, found["function"], micro_batch, kernels))
+        key = {"file": str(path.resolve()), "function": function, "micro_batch": micro_batch, **options}
+        return store.get(key, lambda: _trace_function(path, function, micro_batch, kernels))
     architecture = model if isinstance(model, Architecture) else load_architecture(str(model))
     length = seq_len or min(DEFAULT_SEQ_LEN, architecture.max_seq)
     if length < 1 or (architecture.learned_positions and length > architecture.learned_positions):
@@ -81,6 +79,21 @@ def trace_model(
     degrees.check(architecture, length)
     trace = store.get(key, lambda: _trace_architecture(architecture, length, dtype, kernels, degrees))
     return trace.of(micro_batch or 1)
+
+
+def named_function(model: str | Path | Architecture) -> tuple[Path, str] | None:
+    """Return the file and the function that ``file.py:function`` names; None for a model of another kind.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    found = _FUNCTION.fullmatch(str(model)) if not isinstance(model, Architecture) else None
+    if found is None:
+        return None
+    path = Path(found["file"])
+    if not path.is_file():
+        raise ConfigError(f"no file {str(path)[:200]!r}")
+    return path, found["function"]
 
 
 def captured_layers(architecture: Architecture) -> tuple[tuple[int, ...], tuple[int, ...]]:

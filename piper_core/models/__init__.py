@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from piper_core.models.build import build_block, build_embed, build_head, build_model
     from piper_core.models.init import initialise, initialise_parameter
-    from piper_core.models.load import load_model
     from piper_core.models.moe import counting, set_loss_weight, update_balance
     from piper_core.models.stage import Part, Stage, build_stage
     from piper_core.models.transformer import Transformer
@@ -29,12 +28,11 @@ _HOME = {
     "counting": "moe",
     "initialise": "init",
     "initialise_parameter": "init",
-    "load_model": "load",
     "set_loss_weight": "moe",
     "update_balance": "moe",
 }
 __all__ = [  # noqa: RUF022  # by kind
-    "build_model", "build_block", "build_embed", "build_head", "build_stage", "load_model",
+    "build_model", "build_block", "build_embed", "build_head", "build_stage",
     "Part", "Stage", "Transformer",
     "initialise", "initialise_parameter",
     "counting", "set_loss_weight", "update_balance",

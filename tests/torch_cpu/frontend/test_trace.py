@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch._subclasses.fake_tensor import FakeTensor
 
 from piper_core.arch import Architecture
 from piper_core.errors import ConfigError
 from piper_core.frontend import cache as caching
 from piper_core.frontend.cache import Cache
+from piper_core.frontend.load import load_function
 from piper_core.frontend.table import Trace
 from piper_core.frontend.trace import trace_model
 from search.cli import main
@@ -225,6 +227,11 @@ def test_bad_options(cache: Cache, capsys: pytest.CaptureFixture[str], arguments
         ("from torch import nn\ndef make(): return nn.Linear(2, 2), 3", "make", "found tuple of Linear, int"),
         ("def make():\n    return 1 / 0", "make", r"make\(\) fails at mine.py:2 \(return 1 / 0\): ZeroDivisionError"),
         ("def make():\n    return 1 / 0", "not a name", "no such file"),
+        ("raise SystemExit(3)", "make", "importing it fails at mine.py:1 .raise SystemExit.3.*SystemExit: 3"),
+        ("def make():\n    raise SystemExit(3)", "make", r"make\(\) fails at mine.py:2 .*SystemExit: 3"),
+        ("def make():\n    raise ValueError('no luck\\nat all')", "make", "ValueError: no luck at all"),
+        ("from torch import nn\ndef make(): return nn.Linear(2, 2)", "make", "found Linear"),
+        ("from torch import nn\ndef make(): return nn.Linear(2, 2), ()", "make", "found tuple of Linear, tuple"),
     ],
 )
 def test_bad_files(cache: Cache, tmp_path: Path, text: str, function: str, error: str) -> None:
@@ -251,6 +258,19 @@ def test_a_model_that_needs_real_tensors_to_be_built_is_built_for_real(cache: Ca
     text = MODEL.format(width=4, extra="").replace("Linear(4, 4)", "Linear(4, int(torch.ones(4).sum().item()))")
     path.write_text(text)
     assert trace_model(f"{path}:make").model().parameters == 20
+
+
+def test_a_function_loads_with_and_without_memory(tmp_path: Path) -> None:
+    (tmp_path / "width_beside.py").write_text("WIDTH = 4")
+    path = tmp_path / "mine.py"
+    text = MODEL.format(width="WIDTH", extra="from width_beside import WIDTH")
+    path.write_text(text + "\ndef one():\n    return Model(), (torch.ones(2, WIDTH),)\n")
+    for function in ("make", "one"):  # inputs by themselves or as a tuple
+        model, inputs = load_function(path, function, real=True)
+        assert [each.shape for each in inputs] == [(2, 4)]
+        assert float(model(*inputs).detach()) == pytest.approx(float(model.linear(*inputs).detach().sum()))
+        model, inputs = load_function(path, function)
+        assert isinstance(inputs[0], FakeTensor)
 
 
 def test_a_sequence_length_is_not_for_a_file(cache: Cache, tmp_path: Path) -> None:
