@@ -78,25 +78,40 @@ class Lowering:
 
     def state(self, row: int) -> ShardState:
         """Return how a row divides its first stage; data is divided alike for all."""
-        dag, group = self.compiled.dag, self.compiled.dag.groups.index(self.compiled.plan.rows[row])
-        mine = dag.compute & (dag.nodes.group == group) & (dag.nodes.phase == Phase.F)
-        return dag.states[int(dag.nodes.state[mine][0])]
+        return state_of(self.compiled, row)
 
     @cached_property
     def slicing(self) -> Slicing:
         """How the global batch is cut."""
-        dag = self.compiled.dag
-        forwards = dag.compute & (dag.nodes.phase == Phase.F)
-        sizes = set(dag.sequences()[forwards].tolist())
-        if len(sizes) != 1 or not sizes.copy().pop().is_integer():
-            raise ConfigError(f"microbatches must be equal and of whole sequences, found {sorted(sizes)[:4]}")
-        replicas = self.state(0).data_degree(self.compiled.plan.rows[0])
-        made = Slicing(replicas, self.compiled.plan.microbatches, int(sizes.pop()))
-        if dag.global_batch is not None and made.batch != dag.global_batch:
-            raise ConfigError(f"slices of {made.sequences} sequences make {made.batch}, not {dag.global_batch}")
-        return made
+        return slicing_of(self.compiled)
 
     @property
     def has_norm(self) -> bool:
         """Whether the plan measures the global norm."""
         return bool((self.compiled.plan.kind == CODE[ActionKind.NORM]).any())
+
+
+def state_of(compiled: Compiled, row: int) -> ShardState:
+    """Return how a row divides its first stage."""
+    dag, group = compiled.dag, compiled.dag.groups.index(compiled.plan.rows[row])
+    mine = dag.compute & (dag.nodes.group == group) & (dag.nodes.phase == Phase.F)
+    return dag.states[int(dag.nodes.state[mine][0])]
+
+
+def slicing_of(compiled: Compiled) -> Slicing:
+    """Return how a program cuts the global batch.
+
+    Raises:
+        ConfigError: its microbatches are not equal, or not of whole sequences.
+    """
+    dag = compiled.dag
+    forwards = dag.compute & (dag.nodes.phase == Phase.F)
+    sizes = set(dag.sequences()[forwards].tolist())
+    sequences = sizes.pop()
+    if sizes or not sequences.is_integer():
+        raise ConfigError(f"microbatches must be equal and of whole sequences, found {sequences:g} sequences")
+    replicas = state_of(compiled, 0).data_degree(compiled.plan.rows[0])
+    made = Slicing(replicas, compiled.plan.microbatches, int(sequences))
+    if dag.global_batch is not None and made.batch != dag.global_batch:
+        raise ConfigError(f"microbatches of {made.sequences} sequences make {made.batch}, not {dag.global_batch}")
+    return made

@@ -15,6 +15,7 @@ from piper_core.passes.gradient_sync import bucket_ranks
 from piper_core.passes.update import tie_groups
 from piper_core.runtime.buffers import Bucket, Run
 from piper_core.runtime.model import ModelSource, StageModule
+from piper_core.runtime.tables import pieces_by_chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +52,25 @@ def stage_storage(
     first = _first_stages(dag, source)
     buckets: dict[int, Bucket] = {}
     seen: set[str] = set()
+    piece_of = pieces_by_chunk(dag, cut)
+
+    def placeholders(name: str, users: list[int], zero: int) -> tuple[str, ...]:
+        """Return what graphs call a parameter: all of them, or those of a bucket that comes and goes."""
+        if zero < 2:
+            return names[name]
+        read = {each for chunk in users for each in cut.pieces[piece_of[chunk]].parameters}
+        return tuple(each for each in names[name] if each in read)
+
     for index, held in _parameters(dag, stage):
         bucket = dag.buckets[index]
         ranks = next(group for group in bucket_ranks(dag, bucket) if rank in group)
         zero = dag.states[bucket.state].zero_stage if len(ranks) > 1 else 0
-        mine = [each for each in dict.fromkeys(map(source.canonical, held)) if each not in seen]
-        seen |= set(mine)
+        users: dict[
+            str, list[int]
+        ] = {}  # chunks of each parameter; a second copy on a stage is one only where it must be
+        for chunk, name in held:
+            users.setdefault(source.canonical(name), []).append(chunk)
+        mine = [each for each in users if each not in seen or zero >= 2]  # a copy may be the same tensor, if it stays
         missing = [each for each in mine if each not in module.parameters or each not in names]
         if missing:
             raise ConfigError(
@@ -72,9 +86,10 @@ def stage_storage(
                 whole = not any(axis == "tensor" for axis, _ in module.shares[each])
                 factor = 1.0 / tensor if whole else 1.0
                 factor = factor if zero else factor / len(ranks)
-                counted[each] = factor if first.get(each, stage) == stage else 0.0
-            values = [(names[each], each, module.parameters[each]) for each in members]
+                counted[each] = factor if first.get(each, stage) == stage and each not in seen else 0.0
+            values = [(placeholders(each, users[each], zero), each, module.parameters[each]) for each in members]
             runs.append(Run(values, ranks, ranks.index(rank), zero, tied=members[0] in tied, counted=counted))
+        seen |= set(mine)
         buckets[index] = Bucket(index, runs, each=zero >= 2)
     left = set(module.parameters) - seen
     if left:
@@ -90,8 +105,8 @@ def _chunks(dag: Dag, stage: int) -> list[int]:
     return sorted(set(dag.nodes.chunk[mine].tolist()))
 
 
-def _parameters(dag: Dag, stage: int) -> Iterator[tuple[int, Sequence[str]]]:
-    """Yield the buckets of a stage and the names of their parameters, as :func:`make_buckets` dealt them out."""
+def _parameters(dag: Dag, stage: int) -> Iterator[tuple[int, Sequence[tuple[int, str]]]]:
+    """Yield the buckets of a stage and their parameters, (chunk, name), as :func:`make_buckets` dealt them out."""
     left: dict[tuple[int, bool], list[tuple[str, int]]] = {}
     state_of = dict(zip(dag.nodes.chunk[dag.compute].tolist(), dag.nodes.state[dag.compute].tolist(), strict=True))
     for index, bucket in enumerate(dag.buckets):
@@ -110,7 +125,7 @@ def _parameters(dag: Dag, stage: int) -> Iterator[tuple[int, Sequence[str]]]:
             while numel > 0:
                 name, size = left[key].pop(0)
                 numel -= size
-                held.append(name)
+                held.append((chunk, name))
         yield index, held
 
 

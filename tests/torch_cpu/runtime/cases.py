@@ -22,7 +22,7 @@ from piper_core.names import Sync
 from piper_core.program.program import Program
 from piper_core.runtime.groups import degrees_of
 from piper_core.runtime.local import LocalWorld
-from piper_core.runtime.lowering import Lowering
+from piper_core.runtime.lowering import Lowering, slicing_of
 from piper_core.runtime.model import ArchitectureSource
 from piper_core.runtime.program import RankProgram, Training
 from piper_core.runtime.reference import Reference, Result
@@ -205,7 +205,7 @@ def _copied(each: Held) -> Held:
 
 def in_one_process(case: Case, training: Training, dtype: torch.dtype = torch.float64, steps: int = 2) -> list[Result]:
     """Train in one process."""
-    slicing = lowering(case, dtype).slicing
+    slicing = slicing_of(compiled(case))
     reference = Reference(build_model(case.architecture, dtype=dtype, seed=1), slicing, training)
     return [reference.step(*batch) for batch in batches(case, steps)]
 
