@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+import torch
 
 from piper_core.arch import preset
 from piper_core.errors import ConfigError
 from piper_core.frontend.cache import Cache
+from piper_core.frontend.collectives import Traced, traced
 from piper_core.frontend.degrees import Degrees
+from piper_core.frontend.rank_graphs import rank_graphs
 from piper_core.frontend.trace import trace_model
-from piper_core.names import Phase, Region, ShardKind
+from piper_core.names import Axis, Collective, Phase, Region, ShardKind
+from search.cli import main
+from tests.torch_cpu.parallel.divided import WHOLE
 from tests.torch_cpu.parallel.models import BATCH, GPT, LATENT, LLAMA, MIXTURE, SEQ
 from tests.torch_cpu.parallel.traced import Row, rank_rows, total, whole_rows
 
@@ -88,6 +94,49 @@ def test_trace_of_one_rank() -> None:
         if one["region"] in ("attention", "mlp"):  # activations are divided, whole weights are few
             assert half["saved_bytes"] * 2 == one["saved_bytes"]
             assert 0.5 <= half["parameter_bytes"] / one["parameter_bytes"] < 0.51
+
+
+@pytest.mark.parametrize("options", [{"cp": 2}, {"cp": 2, "method": "all_to_all"}, {"tp": 2, "cp": 2}], ids=str)
+def test_context_ranks_share_the_work_evenly(options: dict[str, Any]) -> None:
+    """Keys and values of all ranks come by in a ring: attention too is an equal part."""
+    whole = trace_model(LLAMA, seq_len=64, cache=Cache(None)).rows()
+    part = trace_model(LLAMA, seq_len=64, cache=Cache(None), **options).rows()
+    ranks = options["cp"] * options.get("tp", 1)
+    assert any(row["flops"] for row in whole if row["region"] == "attention")
+    for one, other in zip(whole, part, strict=True):
+        assert other["flops"] * ranks == one["flops"], one["id"]
+
+
+def test_expert_ranks_share_the_experts() -> None:
+    whole = trace_model(MIXTURE, seq_len=64, cache=Cache(None)).rows()
+    part = trace_model(MIXTURE, seq_len=64, ep=4, cache=Cache(None)).rows()
+    for one, other in zip(whole, part, strict=True):
+        assert other["flops"] == one["flops"]  # under fair routing as many copies arrive as leave
+        assert other["parameter_bytes"] * (4 if one["region"] == "expert" else 1) == one["parameter_bytes"]
+
+
+def test_dispatch_and_combine_are_outermost() -> None:
+    made = rank_graphs(MIXTURE, Degrees(2, True, 2), WHOLE, micro_batch=BATCH, seq_len=SEQ, dtype=torch.bfloat16)
+    token = 2 * BATCH * SEQ * MIXTURE.top_k * MIXTURE.hidden
+    (expert,) = (piece for piece in made.pieces if piece.site.region is Region.EXPERT)
+    there = Traced(Collective.ALL_TO_ALL, Axis.EXPERT, token // 2)
+    gather, scatter = (Traced(c, Axis.SEQUENCE, token) for c in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER))
+    assert traced(expert.forward) == (there, gather, scatter, there)
+    assert traced(expert.recompute(send=True)) == (there, gather, scatter, there)
+    assert traced(expert.backward_input) == (there, gather, scatter, there)
+    assert traced(expert.backward_weight) == (gather,)
+
+
+def test_the_command_says_which_rank(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIPER_CACHE", "")
+    options = "--seq-len 64 --tp 2 --sequence-parallel --ep 2 --cp 2 --cp-method all_to_all"
+    assert main(["trace", "--model", "tiny-moe", *options.split()]) == 0
+    assert "tiny-moe, one rank of tp 2 x ep 2 x cp 2: " in capsys.readouterr().out.splitlines()[-1]
+    assert main(["trace", "--model", "tiny-moe", *options.split(), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["tp"], found["ep"], found["cp"], found["sequence_parallel"]) == (2, 2, 2, True)
+    assert main(["trace", "--model", "tiny-moe", "--ep", "3"]) == 2
+    assert "cannot be split 3 ways by expert" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
