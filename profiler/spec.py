@@ -20,7 +20,8 @@ class Device:
     """One accelerator.
 
     ``matmul_flops`` is the dense 16-bit peak in FLOP/s; the efficiencies are fractions of it, or of the
-    memory bandwidth, that long kernels reach. ``inner_overhead`` is the work that a matrix product adds to
+    memory bandwidth, that long kernels reach; ``elementwise_efficiency`` is that of the norms, activations and
+    additions between matrix products. ``inner_overhead`` is the work that a matrix product adds to
     its inner dimension before it streams (prologue and epilogue, in elements). ``launch_s`` is the least
     time from one kernel to the next. ``context_bytes`` is taken before the first tensor.
     """
@@ -29,6 +30,7 @@ class Device:
     memory_bytes: float
     memory_bytes_per_s: float
     memory_efficiency: float
+    elementwise_efficiency: float
     matmul_flops: float
     matmul_efficiency: float
     inner_overhead: float

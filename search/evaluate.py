@@ -61,7 +61,7 @@ def assess(
     """
     dag, plan = compiled.dag, compiled.plan
     simulation = simulate(plan, action_seconds(dag, plan, node_seconds(dag, cost)), slowdown=cost.overlap_slowdown)
-    used = memory(dag, simulation, device)
+    used = memory(dag, simulation, device, cost.software)
     batch = global_batch or dag.global_batch or max(1, dag.microbatches)
     flops = architecture.model_flops_per_token(seq_len) if architecture else _flops_per_token(dag, seq_len)
     tokens = float(batch) * seq_len

@@ -19,6 +19,7 @@ from search.bound import Bounds
 from search.candidate import Score
 from search.cost.memory import Memory
 from search.cost.roofline import RooflineCost
+from search.cost.software import OWN, Software
 from search.evaluate import assess
 from search.generators.recipe import program_of
 from search.request import Kernels, Request
@@ -62,7 +63,7 @@ def predict(request: Request) -> Prediction:
     """
     config = request.resolve()
     batch = config.dp * config.micro_batch * config.num_microbatches
-    model = _Model.of(request.architecture, request.cluster, request.seq_len, request.kernels)
+    model = _model(request.architecture, request.cluster, request.seq_len, request.kernels, request.software)
     layers = model.layers_per_stage(config, request.layers)
     bucket = model.bounds.bucket_mib(config.tp, config.ep) if request.bucket_mib is None else request.bucket_mib
     program, mesh = program_of(config, layers, bucket)
@@ -130,10 +131,6 @@ class _Model:
     costs: StageCosts
     bounds: Bounds
 
-    @staticmethod
-    def of(architecture: Architecture, cluster: Cluster, seq_len: int, kernels: Kernels) -> _Model:
-        return _model(architecture, cluster, seq_len, kernels)
-
     def base(self, global_batch: int, sync: Sync) -> Dag:
         return training_dag(self.costs.model, global_batch=global_batch, sync=sync)
 
@@ -142,15 +139,16 @@ class _Model:
 
 
 @lru_cache(maxsize=64)
-def _model(architecture: Architecture, cluster: Cluster, seq_len: int, kernels: Kernels) -> _Model:
+def _model(architecture: Architecture, cluster: Cluster, seq_len: int, kernels: Kernels, software: Software) -> _Model:
     chunks = model_chunks(
-        architecture, seq_len, attention=kernels.attention, norm=kernels.norm, activation=kernels.activation
-    )
-    cost = _cost(cluster)
+        architecture, seq_len, attention=kernels.attention, norm=kernels.norm, activation=kernels.activation,
+        dropout=kernels.dropout,
+    )  # fmt: skip
+    cost = _cost(cluster, software)
     costs = StageCosts(chunks, cost)
     return _Model(cost, costs, Bounds(costs, cost, cluster.device.context_bytes))
 
 
 @lru_cache(maxsize=16)
-def _cost(cluster: Cluster) -> RooflineCost:
-    return RooflineCost(cluster)
+def _cost(cluster: Cluster, software: Software = OWN) -> RooflineCost:
+    return RooflineCost(cluster, software)

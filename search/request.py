@@ -14,6 +14,7 @@ from piper_core.program.strategy import MAX_GPUS
 from piper_core.schedule.families import get_family
 from piper_core.schedule.grid import Layout
 from profiler.spec import Cluster
+from search.cost.software import OWN, Software
 from search.space import Configuration, divisors
 
 Dtype = Literal["bf16", "fp16"]
@@ -29,6 +30,7 @@ class Kernels:
     norm: Fusion = "fused"
     activation: Fusion | None = None
     dtype: Dtype = "bf16"
+    dropout: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class Request:
     ``dp`` counts the ranks that divide the batch; experts lie inside it. ``recompute`` is none, selective, full, or a
     number of layers of each stage. ``layers`` is layers per stage, or ``even`` or ``balanced`` (by time, embedding and
     head counted). ``bucket_mib`` is the size of gradient buckets: about one layer where None, 0 for one bucket a stage.
+    ``software`` is what trains it: this project's own runtime where nothing is said.
     """
 
     architecture: Architecture
@@ -61,6 +64,7 @@ class Request:
     sync: Sync = Sync.GLOBAL_NORM
     layers: tuple[int, ...] | str = "even"
     bucket_mib: int | None = None
+    software: Software = OWN
 
     def resolve(self) -> Configuration:
         """Return the configuration that this asks for.

@@ -8,7 +8,10 @@ from typing import Literal
 
 from piper_core.names import Region
 
-AttentionKernel = Literal["flash2", "flash1", "unfused"]
+AttentionKernel = Literal["flash2", "flash1", "triton", "unfused", "eager"]
+"""``flash1`` and ``flash2`` are the two versions of FlashAttention, ``triton`` the first one written in Triton, with a
+bias on scores; ``unfused`` writes scores and runs one fused softmax kernel (Megatron's), ``eager`` one kernel for each
+operation, in fp32."""
 Fusion = Literal["fused", "unfused"]
 
 
@@ -57,8 +60,10 @@ class Work:
     ``memory_bytes`` is traffic of memory-bound ops that tensor parallelism divides, ``replicated_bytes``
     traffic that only sequence or context parallelism divides; ``weight_bytes`` is moved once whatever the
     batch; ``kernels`` counts launches (not per sequence). ``matmuls`` gives the shapes behind
-    ``matmul_flops`` where they are known, ``attention_kernel`` the kernel behind ``attention_flops`` and
-    ``attention_span`` the FLOPs of its longest block, which one multiprocessor does alone whatever the batch.
+    ``matmul_flops`` where they are known, ``attention_kernel`` the kernel behind ``attention_flops``,
+    ``attention_span`` the FLOPs of its longest block, which one multiprocessor does alone whatever the batch, and
+    ``attention_inner`` the harmonic mean of the inner dimensions of its products where they are kernels of their own
+    (0: they are not).
     """
 
     matmul_flops: float = 0.0
@@ -70,6 +75,7 @@ class Work:
     matmuls: tuple[Matmul, ...] = ()
     attention_kernel: AttentionKernel = "flash2"
     attention_span: float = 0.0
+    attention_inner: float = 0.0
 
     @property
     def flops(self) -> float:
@@ -87,6 +93,7 @@ class Work:
             self.matmuls + other.matmuls,
             self.attention_kernel if self.attention_flops else other.attention_kernel,
             max(self.attention_span, other.attention_span),
+            max(self.attention_inner, other.attention_inner),
         )
 
 

@@ -8,6 +8,7 @@ regions are in ``parts_attention``, ``parts_feed_forward`` and ``parts_ends``; n
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 from piper_core.arch.chunk import AttentionKernel, Chunk, Fusion, ModelChunks
 from piper_core.arch.contract import shard_units
@@ -27,11 +28,13 @@ def model_chunks(
     attention: AttentionKernel = "flash2",
     norm: Fusion = "fused",
     activation: Fusion | None = None,
+    dropout: bool = False,
 ) -> ModelChunks:
     """Return the chunk table of ``architecture`` at ``seq_len`` tokens a sequence.
 
     ``norm`` "unfused" is eager RMSNorm in fp32, which keeps an fp32 input and the normalised value too;
-    ``activation`` "unfused" keeps silu(gate) beside gate, up and product (default: as ``norm``).
+    ``activation`` "unfused" keeps silu(gate) beside gate, up and product (default: as ``norm``). ``dropout`` is on what
+    attention and feed-forward add to the residual, and on the scores of an attention that writes them.
 
     Raises:
         ConfigError: sequence length or kernel out of range.
@@ -39,11 +42,12 @@ def model_chunks(
     if seq_len < 1 or (architecture.learned_positions and seq_len > architecture.learned_positions):
         most = f"1 to {architecture.learned_positions}" if architecture.learned_positions else "at least 1"
         raise ConfigError(f"model {architecture.name!r}: sequence length must be {most}, found {seq_len}")
-    if attention not in ("flash2", "flash1", "unfused"):
-        raise ConfigError(f"attention must be flash2, flash1 or unfused, found {attention!r}")
+    if attention not in get_args(AttentionKernel):
+        known = ", ".join(get_args(AttentionKernel))
+        raise ConfigError(f"attention must be one of {known}; found {attention!r}")
     if norm not in ("fused", "unfused") or activation not in ("fused", "unfused", None):
         raise ConfigError(f"norm and activation must be fused or unfused, found {norm!r} and {activation!r}")
-    parts = Parts(architecture, seq_len, attention, norm, activation or norm)
+    parts = Parts(architecture, seq_len, attention, norm, activation or norm, dropout)
     chunks = [embed(parts)]
     edges: list[tuple[int, int, float]] = []
     dense = (attention_chunk(parts), mlp(parts)) if architecture.ffn else ()

@@ -46,6 +46,7 @@ class Parts:
     kernel: AttentionKernel
     norm: Fusion
     activation: Fusion
+    dropout: bool = False
 
     @property
     def hidden(self) -> float:
@@ -67,12 +68,13 @@ class Parts:
         replicated: tuple[float, float, float] = (0, 0, 0),
         attention: tuple[float, float] = (0, 0),
         span: tuple[float, float] = (0, 0),
+        inner: tuple[float, float] = (0, 0),
         kernels: tuple[int, int, int],
     ) -> tuple[Work, Work, Work]:
         """Assemble F, BI and BW from their linear layers and traffic."""
         weights = sum(round(forward.n * forward.k) * forward.groups for forward, _, _ in linears)
         moved = (weights * DTYPE_BYTES, weights * DTYPE_BYTES, weights * ACCUMULATE_BYTES)
-        core, spans = (*attention, 0), (*span, 0)
+        core, spans, inners = (*attention, 0), (*span, 0), (*inner, 0)
         return tuple(  # type: ignore[return-value]  # three phases, three works
             Work(
                 sum(each[phase].flops for each in linears),
@@ -84,6 +86,7 @@ class Parts:
                 tuple(each[phase] for each in linears),
                 self.kernel,
                 spans[phase],
+                inners[phase],
             )
             for phase in range(3)
         )
@@ -98,6 +101,11 @@ class Parts:
         if self.norm == "unfused" and self.arch.norm == "rms":
             return NormCost(13 * tensor, 20 * tensor, 6, 9, 3 * tensor)
         return NormCost(2 * tensor, 3 * tensor, 1, 1, tensor)
+
+    def residual(self) -> tuple[float, float, float]:
+        """Return bytes that adding to the residual moves in F and BI, and keeps: with dropout, a mask of one byte."""
+        masked = 0.5 * self.hidden if self.dropout else 0.0
+        return 3 * self.hidden + masked, 3 * self.hidden + (2 * self.hidden + masked if self.dropout else 0.0), masked
 
     def norm_parameters(self, name: str, width: int = 0) -> tuple[Parameter, ...]:
         """Return a norm's parameters over ``width`` (default: hidden, where LayerNorm has a bias)."""

@@ -3,7 +3,7 @@
 With S tokens, H is one hidden-state tensor, Q and K the query and key tensors. FLOPs are executed ones: a causal flash
 kernel does half of 4 S^2 q_width in F and 2.5 times that in its backward (Dao 2023, arXiv 2307.08691, section 4.1), all
 of it in BI. An unfused kernel does all of it, and keeps 5 bytes a score: softmax, dropout mask, dropout output
-(Korthikanti 2022, arXiv 2205.05198, section 4.1).
+(Korthikanti 2022, arXiv 2205.05198, section 4.1); 2 without dropout, 6 where an eager softmax keeps fp32.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ def attention(parts: Parts) -> Chunk:
     q, value = parts.tensor(arch.q_width), parts.tensor(arch.value_width)
     keys = parts.tensor(arch.kv_width)
     made = _latent(parts) if arch.kv_rank else _grouped(parts)
-    flash = parts.kernel != "unfused"
+    flash = parts.kernel not in ("unfused", "eager")
     full = 4.0 * seq * seq * arch.q_width
     flops = (full / 2, 1.25 * full) if flash else (full, 2 * full)
     scores = 0.0 if flash else float(arch.heads * seq * seq)
     # the last 128 queries meet every key in F; in BI 64 keys meet every query, 2.5 times the work
     block = 4.0 * 128 * seq * arch.head_dim if flash else 0.0
-    # F: scores written, scaled softmax, dropout (mask 1 byte), read again; BI: the same backwards
-    core_traffic, core_backward = 11 * scores, 15 * scores
+    core_traffic, core_backward, kept_score = (each * scores for each in _score_bytes(parts))
+    inner = (0.0, 0.0) if flash else (2 / (1 / arch.head_dim + 1 / seq), 4 / (1 / arch.head_dim + 3 / seq))
+    added, added_back, mask = parts.residual()
     norm = parts.norm_cost(hidden)
     post = parts.norm_cost(hidden if arch.post_norm else 0.0)
     has_post = int(arch.post_norm)
@@ -52,12 +53,13 @@ def attention(parts: Parts) -> Chunk:
         [*made.linears, linear(seq, arch.hidden, arch.value_width, "row")],
         memory=(made.memory[0] + core_traffic, made.memory[1] + core_backward, made.memory[2]),
         replicated=(
-            made.replicated[0] + norm.forward + post.forward + 3 * hidden,
-            made.replicated[1] + norm.backward + post.backward + 3 * hidden,
+            made.replicated[0] + norm.forward + post.forward + added,
+            made.replicated[1] + norm.backward + post.backward + added_back,
             made.replicated[2] + (hidden if arch.bias else 0.0),
         ),
         attention=flops,
         span=(block, 1.25 * block),
+        inner=inner,
         kernels=(
             made.kernels[0] + norm.forward_kernels + post.forward_kernels * has_post + 3 + (0 if flash else 3),
             made.kernels[1] + norm.backward_kernels + post.backward_kernels * has_post + 3 + (0 if flash else 4),
@@ -66,7 +68,8 @@ def attention(parts: Parts) -> Chunk:
     )
     core = Work(replicated_bytes=norm.forward, kernels=norm.forward_kernels)
     if not flash:
-        core = core + Work(attention_flops=full, memory_bytes=core_traffic, kernels=5, attention_kernel=parts.kernel)
+        core = core + Work(attention_flops=full, memory_bytes=core_traffic, kernels=5, attention_kernel=parts.kernel,
+                           attention_inner=inner[0])  # fmt: skip
     row_statistics = 4.0 * arch.heads * seq if flash else 0.0
     kept = 2 * q + 2 * keys + row_statistics
     return Chunk(
@@ -87,12 +90,24 @@ def attention(parts: Parts) -> Chunk:
         column_bytes=made.column_bytes,
         kv_bytes=2 * keys,
         qkvo_bytes=2 * q + 2 * keys,
-        saved=made.saved + Saved(kept + 5 * scores, norm.kept + hidden + post.kept),
-        saved_selective=made.selective + Saved(kept, hidden + (hidden if arch.post_norm else 0.0)),
+        saved=made.saved + Saved(kept + kept_score, norm.kept + hidden + mask + post.kept),
+        saved_selective=made.selective + Saved(kept, hidden + mask + (hidden if arch.post_norm else 0.0)),
         saved_full=Saved(replicated=hidden),
         stash=made.stash + Saved(value, 2 * hidden),  # attention out; norm out, d(projection)
         workspace_bytes=2 * q + 2 * keys + 4 * scores,
     )
+
+
+def _score_bytes(parts: Parts) -> tuple[float, float, float]:
+    """Return bytes a score, products apart: moved in F and BI, and kept.
+
+    Softmax reads and writes 2 bytes in F, reads scores and gradients in BI; dropout 2 and 2 and a mask. Eager: the mask
+    is added first, and softmax works in fp32 between two casts.
+    """
+    dropout = (5.0, 5.0, 3.0) if parts.dropout else (0.0, 0.0, 0.0)
+    softmax = (4.0, 6.0, 2.0) if parts.kernel == "unfused" else (24.0, 24.0, 6.0)
+    moved, back, kept = (a + b for a, b in zip(softmax, dropout, strict=True))
+    return moved, back, kept
 
 
 def _grouped(parts: Parts) -> _Projections:
@@ -102,8 +117,11 @@ def _grouped(parts: Parts) -> _Projections:
     width = arch.q_width + 2 * arch.kv_width
     biased = arch.bias or arch.qkv_bias
     bias = 2 * parts.tensor(width) if biased else 0.0
-    rotary = 0.0 if arch.learned_positions else 2 * (q + k)
-    turned = 2 if rotary else 0
+    eager = parts.activation == "unfused"
+    # one kernel reads and writes queries and keys; eager: halves swapped and negated, two products, a sum
+    rotary = 0.0 if arch.learned_positions else (11 if eager else 2) * (q + k)
+    moved = 2 * (q + 2 * k) + 2 * q if eager else 0.0  # queries, keys and values split, the output put together again
+    turned = (10 if eager else 2) if rotary else 0
     norm = parts.norm_cost(q + k if arch.qk_norm else 0.0)
     norms = 2 if arch.qk_norm else 0
     parameters = tuple(
@@ -117,7 +135,7 @@ def _grouped(parts: Parts) -> _Projections:
     return _Projections(
         [linear(seq, width, arch.hidden, "column")],
         parameters,
-        memory=(rotary + bias + norm.forward, rotary + norm.backward, bias / 2),
+        memory=(rotary + moved + bias + norm.forward, rotary + moved + norm.backward, bias / 2),
         replicated=(0.0, 0.0, 0.0),
         kernels=(1 + turned + norms * norm.forward_kernels, 1 + turned + norms * norm.backward_kernels, 1),
         saved=Saved(norm.kept),

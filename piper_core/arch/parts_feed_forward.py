@@ -43,7 +43,7 @@ def _block(parts: Parts, ffn: int, tokens: float, groups: int = 1) -> _Block:
     ]
     fused = parts.activation == "fused"
     if arch.gated:  # act(gate) * up; backward reads dproduct, gate, up and writes dgate, dup
-        traffic = (3 * g, 5 * g) if fused else (5 * g, 8 * g)
+        traffic = (3 * g, 5 * g) if fused else (5 * g, 9 * g)
     else:  # gelu(x + bias)
         traffic = (2 * g, 3 * g) if fused else (4 * g, 5 * g)
     eager = g if arch.gated and not fused else 0.0
@@ -67,12 +67,13 @@ def mlp(parts: Parts) -> Chunk:
     norm = parts.norm_cost(hidden)
     post, has_post = parts.norm_cost(hidden if arch.post_norm else 0.0), int(arch.post_norm)
     bias = (block.gradients, hidden) if arch.bias else (0.0, 0.0)
+    added, added_back, mask = parts.residual()
     forward, backward_input, backward_weight = parts.works(
         block.linears,
         memory=(*block.traffic, bias[0]),
         replicated=(
-            norm.forward + post.forward + 3 * hidden,
-            norm.backward + post.backward + 3 * hidden,
+            norm.forward + post.forward + added,
+            norm.backward + post.backward + added_back,
             bias[1],
         ),
         kernels=(
@@ -99,8 +100,10 @@ def mlp(parts: Parts) -> Chunk:
         ),
         output_bytes=hidden,
         hidden_bytes=hidden,
-        saved=Saved(block.kept + block.product, norm.kept + hidden + post.kept),
-        saved_selective=Saved(block.gradients, hidden + (hidden if arch.post_norm else 0.0)),  # gate, up; norms' inputs
+        saved=Saved(block.kept + block.product, norm.kept + hidden + mask + post.kept),
+        saved_selective=Saved(
+            block.gradients, hidden + mask + (hidden if arch.post_norm else 0.0)
+        ),  # gate, up; norms' inputs
         saved_full=Saved(replicated=hidden),
         stash=Saved(block.product + block.gradients, 2 * hidden),
         workspace_bytes=block.product + block.gradients,

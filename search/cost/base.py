@@ -6,6 +6,7 @@ from typing import Protocol
 
 from piper_core.arch.chunk import Chunk
 from piper_core.names import Collective, Phase, Recompute
+from search.cost.software import Software
 
 OVERLAP_SLOWDOWN = 1.126
 """Factor by which compute and communication that run at the same time slow each other (Hetu-Galvatron's
@@ -21,6 +22,11 @@ class CostModel(Protocol):
     all_to_all that sends b bytes (a part to each member, its own included), a ring_exchange after which
     each member has seen b bytes.
     """
+
+    @property
+    def software(self) -> Software:
+        """What the training program does."""
+        ...
 
     @property
     def overlap_slowdown(self) -> float:

@@ -28,6 +28,7 @@ from piper_core.schedule.plan import CODE
 from profiler.spec import Device
 from search.candidate import Verdict
 from search.cost.price import buckets_of, owned
+from search.cost.software import OWN, Software
 from search.simulator.lower import on_compute, row_of, sums
 from search.simulator.run import Simulation
 
@@ -104,11 +105,11 @@ class Memory:
         return "yes" if self.margin_bytes > 0 else "no"
 
 
-def memory(dag: Dag, simulation: Simulation, device: Device) -> Memory:
+def memory(dag: Dag, simulation: Simulation, device: Device, software: Software = OWN) -> Memory:
     """Return the peak memory of each row of the plan that was lowered from ``dag`` and simulated."""
     usage = _Usage(dag, simulation)
     usage.collect()
-    static = usage.static()
+    static = usage.static(software)
     peaks = []
     for row, (levels, at) in enumerate(usage.peaks()):
         gathered, transient, activations, buffers, workspace = levels
@@ -341,7 +342,7 @@ class _Usage:
             end = self.when(self.row[done], self.simulation.end_s[done], end=True)
             self.during(_GRADIENTS, self.at(began[reduce], 0), end, self.bytes[reduce])
 
-    def static(self) -> list[tuple[float, float, float]]:
+    def static(self, software: Software) -> list[tuple[float, float, float]]:
         """Return the bytes of each row's parameters, gradients and optimiser state that stay for the whole run."""
         dag, totals = self.dag, np.zeros((len(self.plan.rows), 3))
         order = rows(dag)
@@ -351,8 +352,8 @@ class _Usage:
             whole, share = float(bucket.numel), bucket.numel / bucket.ranks
             held = (
                 dag.dtype_bytes * (share if zero == 3 else whole),
-                GRAD_BYTES * (share if zero >= 2 else whole),
-                OPTIMIZER_BYTES * owned(dag, bucket),
+                (GRAD_BYTES * share if zero >= 2 else software.gradient_bytes * whole),
+                OPTIMIZER_BYTES * owned(dag, bucket, software),
             )
             for group in bucket.rows:
                 totals[row_of[group]] += held

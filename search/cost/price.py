@@ -14,8 +14,9 @@ import numpy as np
 from piper_core.ir.dag import Bucket, Dag, Floats, Ints, Policy
 from piper_core.ir.shard_state import Groups, ShardState
 from piper_core.names import Axis, Collective, NodeKind, Phase, Recompute, Role
-from piper_core.passes.gradient_sync import bucket_ranks, make_buckets
+from piper_core.passes.gradient_sync import GRAD_BYTES, bucket_ranks, make_buckets
 from search.cost.base import CostModel
+from search.cost.software import DENSE, OWN, REDUCES, Software
 
 _Price: TypeAlias = Callable[[int], float]
 
@@ -33,9 +34,12 @@ def buckets_of(dag: Dag) -> tuple[Bucket, ...]:
     return dag.buckets or tuple(bucket for bucket, _ in make_buckets(dag))
 
 
-def owned(dag: Dag, bucket: Bucket) -> float:
+def owned(dag: Dag, bucket: Bucket, software: Software = OWN) -> float:
     """Return the elements of ``bucket`` that one rank updates: all of them, or its share under ZeRO-1 and higher."""
-    return bucket.numel / bucket.ranks if dag.states[bucket.state].zero_stage else float(bucket.numel)
+    zero, ranks = dag.states[bucket.state].zero_stage, bucket.ranks
+    if zero == 1 and software.shard_group:
+        ranks = min(ranks, software.shard_group)
+    return bucket.numel / ranks if zero else float(bucket.numel)
 
 
 class _Pricer:
@@ -58,7 +62,11 @@ class _Pricer:
         inner = collective & ~bucket & ~tie
         for mask, columns, price in (
             (self.dag.compute, (nodes.chunk, nodes.phase, nodes.splits, nodes.state, nodes.policy), self._compute),
-            (inner, (nodes.collective, nodes.axis, nodes.splits, nodes.state, size), self._inner),
+            (
+                inner,
+                (nodes.collective, nodes.axis, nodes.splits, nodes.state, size, self._dense(), nodes.phase),
+                self._inner,
+            ),
             (bucket, (nodes.bucket, nodes.collective, size), self._bucket),
             (tie, (np.arange(len(nodes)),), self._tie),
             (nodes.kind == NodeKind.NORM, (nodes.kind, size), self._norm),
@@ -96,14 +104,33 @@ class _Pricer:
                 groups = state.context
             case _:
                 raise AssertionError(f"a collective over {axis.name} without a bucket")
-        return self._slowest(i, groups)
+        once = self._slowest(i, groups)
+        if axis not in (Axis.TENSOR, Axis.SEQUENCE):
+            return once
+        region, phase = self.dag.chunks[self.nodes.chunk[i]].region, Phase(int(self.nodes.phase[i]))
+        return once * self.cost.software.repeats(region, phase, Collective(int(self.nodes.collective[i])))
+
+    def _dense(self) -> Ints:
+        """Return whether each node belongs to attention or a dense feed-forward block, shape (n,)."""
+        dense = np.asarray([chunk.region in DENSE for chunk in self.dag.chunks], np.int32)
+        return np.asarray(dense[self.nodes.chunk])
 
     def _bucket(self, i: int) -> float:
         bucket = self.dag.buckets[self.nodes.bucket[i]]
         key = (self.dag.states[bucket.state], bucket.expert, bucket.rows)
         if key not in self.of_bucket:
             self.of_bucket[key] = bucket_ranks(self.dag, bucket)
-        return self._slowest(i, self.of_bucket[key])
+        groups, software = self.of_bucket[key], self.cost.software
+        kind, size = Collective(int(self.nodes.collective[i])), float(self.bytes[i])
+        zero = self.dag.states[bucket.state].zero_stage
+        if zero < 2 and kind in REDUCES:
+            size *= software.gradient_bytes / GRAD_BYTES
+        if zero == 1 and software.shard_group:  # gradients meet everywhere, parameters come from the neighbours
+            if kind is Collective.REDUCE_SCATTER:
+                kind = Collective.ALL_REDUCE
+            else:
+                groups = tuple(ranks[: software.shard_group] for ranks in groups)
+        return max((self.cost.collective_s(kind, size, ranks) for ranks in groups), default=0.0)
 
     def _tie(self, i: int) -> float:
         """All copies of a tied parameter, at equal positions of the rows that hold one."""
@@ -125,7 +152,7 @@ class _Pricer:
 
     def _update(self, i: int) -> float:
         stage = int(self.nodes.stage[i])
-        return self.cost.update_s(sum(owned(self.dag, b) for b in self.buckets if b.stage == stage))
+        return self.cost.update_s(sum(owned(self.dag, b, self.cost.software) for b in self.buckets if b.stage == stage))
 
     def _messages(self, seconds: Floats, size: Ints) -> None:
         """Price each message by its sender; its receiver lasts as long."""

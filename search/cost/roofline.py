@@ -1,11 +1,9 @@
 """Compute times by roofline, with a few constants of physical meaning.
 
-A matrix product m x k x n takes 2 (m n + W) (k + k0) FLOPs at the device's long-run rate, or the time of its
-bytes if that is longer: W is a quarter of a wave of output tiles, idle at its end on average; k0 the
-prologue and epilogue of a tile (``Device.inner_overhead``). Against 195 published products of an A100 the
-mean error is 5 %. Attention takes its FLOPs at its own rate, and the span of its longest block on one
-multiprocessor. Memory-bound ops take their bytes at a fraction of the bandwidth. A phase never takes less
-than its kernels take to launch.
+A matrix product m x k x n is cut into output tiles that multiprocessors do in waves (``search.cost.product``), or
+takes the time of its bytes if that is longer. A flash kernel takes its FLOPs at its own rate, and the span of its
+longest block on one multiprocessor; an attention that writes its scores is products and memory-bound ops. Memory-bound
+ops take their bytes at a fraction of the bandwidth. A phase never takes less than its kernels take to launch.
 """
 
 from __future__ import annotations
@@ -18,15 +16,16 @@ from piper_core.names import Collective, Phase, Recompute
 from profiler.spec import Cluster
 from search.cost.base import OVERLAP_SLOWDOWN
 from search.cost.collective import GroupShape, collective_seconds, group_shape, send_seconds
+from search.cost.product import product_seconds
+from search.cost.software import OWN, Software
 
-TILE = 128 * 256
-"""Elements of the output tile of a large product on tensor cores."""
-IDLE_WAVE = 0.25
-"""Part of the last wave of tiles that is idle on average."""
-UNFUSED_ATTENTION = 0.55
-"""Efficiency of batched products of one head: 0.42 and 0.70 for scores and values (EleutherAI cookbook)."""
-FLASH1 = 0.6
-"""Speed of FlashAttention 1 against 2: about half (Dao 2023, arXiv 2307.08691, section 4.1)."""
+FLASH1 = 0.25
+"""Speed of FlashAttention 1 against 2 (fitted to runs that differ in nothing else; Dao 2023, arXiv 2307.08691, section
+4.1, says about half)."""
+TRITON = 0.61
+"""Speed of the Triton kernel with a bias on scores against FlashAttention 2."""
+VISIBLE_LAUNCH = 0.5
+"""Part of a launch that a queue of kernels does not hide: each starts and drains alone (3 us; fitted)."""
 UPDATE_BYTES = 30
 """Traffic of Adam on one parameter: gradient, master weight and two moments read in 4 bytes, the last three
 written, and the 2-byte weight written."""
@@ -37,13 +36,20 @@ ACCUMULATE_BYTES = 8
 class RooflineCost:
     """``CostModel`` from a cluster's hardware record alone; all answers are kept."""
 
-    def __init__(self, cluster: Cluster, *, overlap_slowdown: float = OVERLAP_SLOWDOWN) -> None:
-        self.cluster = cluster
+    def __init__(
+        self, cluster: Cluster, software: Software = OWN, *, overlap_slowdown: float = OVERLAP_SLOWDOWN
+    ) -> None:
+        self.cluster, self._software = cluster, software
         self._overlap = overlap_slowdown
         # Keyed by identity, quicker than hashing a record; the Work is kept so that its id stays its own.
         self._compute: dict[tuple[int, bool, float, int, bool, int, int], tuple[float, Work]] = {}
         self._collective: dict[tuple[Collective, float, tuple[int, ...]], float] = {}
         self._send: dict[tuple[float, tuple[int, ...], tuple[int, ...]], float] = {}
+
+    @property
+    def software(self) -> Software:
+        """What the training program does."""
+        return self._software
 
     @property
     def overlap_slowdown(self) -> float:
@@ -155,9 +161,10 @@ class RooflineCost:
             rate = device.matmul_flops * device.matmul_efficiency
             moved = work.weight_bytes / tensor / self._bytes_per_s
             products = max(work.matmul_flops * tokens / tensor / rate, moved)
-        traffic = (work.memory_bytes / tensor + work.replicated_bytes / replicas) * tokens / self._bytes_per_s
+        moved = (work.memory_bytes / tensor + work.replicated_bytes / replicas) * tokens
+        traffic = moved / (device.memory_bytes_per_s * device.elementwise_efficiency)
         total = products + self._attention_s(work, tokens / tensor, backward) + traffic
-        return max(total, work.kernels * device.launch_s)
+        return max(total + work.kernels * VISIBLE_LAUNCH * device.launch_s, work.kernels * device.launch_s)
 
     def _matmul_s(self, matmul: Matmul, tokens: float, tensor: int, replicas: int, expert: int) -> float:
         """Time of one product; experts of the other ranks send their tokens, so each local one has more."""
@@ -178,12 +185,9 @@ class RooflineCost:
             n /= tensor
         elif matmul.split == "k":
             k /= tensor
-        device = self.cluster.device
-        idle = IDLE_WAVE * device.multiprocessors * TILE
-        flops = 2.0 * (groups * m * n + idle) * (k + device.inner_overhead)
         output = ACCUMULATE_BYTES if accumulates else ACTIVATION_BYTES
         moved = groups * ((m * k + k * n) * ACTIVATION_BYTES + m * n * output)
-        return max(flops / (device.matmul_flops * device.matmul_efficiency), moved / self._bytes_per_s)
+        return max(product_seconds(self.cluster.device, m, n, k, groups), moved / self._bytes_per_s)
 
     def _attention_s(self, work: Work, share: float, backward: bool) -> float:
         """Time of an attention kernel over ``share`` of a sequence's heads and queries."""
@@ -196,8 +200,12 @@ class RooflineCost:
             case "flash1":
                 efficiency = device.attention_backward_efficiency if backward else device.attention_efficiency
                 efficiency *= FLASH1
-            case "unfused":
-                efficiency = UNFUSED_ATTENTION
+            case "triton":
+                efficiency = device.attention_backward_efficiency if backward else device.attention_efficiency
+                efficiency *= TRITON
+            case "unfused" | "eager":
+                overhead = 1.0 + device.inner_overhead / work.attention_inner if work.attention_inner else 1.0
+                efficiency = device.matmul_efficiency / overhead
             case _:
                 assert_never(work.attention_kernel)
         flops = work.attention_flops * share + work.attention_span * device.multiprocessors

@@ -17,6 +17,7 @@ from piper_core.passes.gradient_sync import bucket_ranks
 from profiler.spec import load_cluster
 from search.cost import CostModel, RooflineCost
 from search.cost.price import buckets_of, node_seconds, owned
+from search.cost.software import OWN
 from tests.null.simulator.programs import build, random_case
 
 COST = RooflineCost(load_cluster("p4de"))
@@ -26,6 +27,7 @@ class Counting:
     """A cost model that counts what it is asked."""
 
     overlap_slowdown = 1.0
+    software = OWN
 
     def __init__(self, inner: CostModel) -> None:
         self.inner = inner
