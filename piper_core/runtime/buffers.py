@@ -152,7 +152,12 @@ class Arena:
     def __init__(self) -> None:
         self._free: dict[tuple[int, torch.dtype], list[Tensor]] = {}
         self._views: dict[tuple[int, int], dict[str, Tensor]] = {}
-        self.nbytes = 0
+        self._made: list[Tensor] = []
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Every tensor that it has made, in use or not."""
+        return list(self._made)
 
     def take(self, run: Run, *, zero: bool = False) -> Taken:
         """Return a flat tensor for a run (``zero``: of zeros)."""
@@ -163,7 +168,7 @@ class Arena:
                 flat.zero_()
         else:
             flat = (torch.zeros if zero else torch.empty)(run.numel, dtype=run.dtype, device=run.device)
-            self.nbytes += flat.nbytes
+            self._made.append(flat)
         key = (flat.data_ptr(), id(run))
         if key not in self._views:
             self._views[key] = run.views(flat)

@@ -81,7 +81,7 @@ class RankProgram:
         self._constants: dict[int, dict[str, Tensor]] = {}
         self.code = tuple(bind(self))
         self.calls: list[Call] = [call for _, _, call in self.code]
-        self._at = 0
+        self.at = 0
 
     def _make_groups(self, axes: Mapping[str, Ranks]) -> Iterator[tuple[tuple[Ranks, str], Group]]:
         """Yield this rank's groups; every rank makes all groups of all ranks known in one order of labels."""
@@ -131,13 +131,13 @@ class RankProgram:
     def step(self, *inputs: Tensor) -> Tensor:
         """Run one step on the global batch, of which this rank takes its slices; return its part of the loss: the sum
         over all ranks is the loss of the step."""
+        return self.run(self.slices(*inputs))
+
+    def slices(self, *inputs: Tensor) -> dict[int, Slice]:
+        """Return this rank's part of the global batch, by microbatch."""
         data, context, _ = self.lowering.state(self.row).slices(self.plan.rows[self.row])[self.lane]
-        return self.run(
-            cut_batch(
-                inputs, self.lowering.slicing, data, self.microbatches, self.training.reduction, self.lowering.degrees,
-                context,
-            )
-        )  # fmt: skip
+        reduction, degrees = self.training.reduction, self.lowering.degrees
+        return cut_batch(inputs, self.lowering.slicing, data, self.microbatches, reduction, degrees, context)
 
     def run(self, slices: Mapping[int, Slice], around: Callable[[Sequence[Call]], None] | None = None) -> Tensor:
         """Run one step on slices by microbatch; ``around`` runs the calls, for measuring, in place of a plain loop."""
@@ -147,7 +147,7 @@ class RankProgram:
                 around(self.calls)
             else:
                 for at, call in enumerate(self.calls):
-                    self._at = at
+                    self.at = at
                     call()
             self.balance.update(self.communicator)
             return self._loss(slices)
@@ -156,7 +156,7 @@ class RankProgram:
         """Say at which action this rank is."""
         if not self.code:
             return "nothing"
-        action, do, _ = self.code[self._at]
+        action, do, _ = self.code[self.at]
         return str(self.plan.action(action)) + {Do.RUN: "", Do.START: " (start)", Do.WAIT: " (wait)"}[do]
 
     def _begin(self, slices: Mapping[int, Slice]) -> None:

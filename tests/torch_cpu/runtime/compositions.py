@@ -9,7 +9,7 @@ from random import Random
 from typing import TypeVar
 
 from piper_core.names import Sync
-from piper_core.runtime.optimizer import SGD, AdamW, Clip
+from piper_core.runtime.optimizer import SGD, AdamW, Clip, Optimizer
 from piper_core.runtime.program import Training
 from piper_core.runtime.slices import Reduction
 from piper_core.schedule.families import FAMILIES
@@ -64,8 +64,9 @@ def compose(pick: Pick[object]) -> Composition:
         cuts=of(((), (1,), (3,))) if pp * v == 2 and layout is not Layout.BIDIRECTIONAL else (),
         apart=False if overlaps else of((False, True)),
     )  # fmt: skip
+    optimizers: tuple[Optimizer, ...] = (SGD(0.1, 0.9, 0.01), AdamW(0.01))
     training = Training(
-        of((SGD(0.1, 0.9, 0.01), AdamW(0.01))),
+        of(optimizers),
         Clip(0.5) if sync is Sync.GLOBAL_NORM and of((True, False)) else None,
         of((Reduction.TOKEN, Reduction.MICROBATCH)),
     )
@@ -76,7 +77,8 @@ def features(each: Composition) -> frozenset[str]:
     """Return what a composition has of what can be combined."""
     case, training = each.case, each.training
     found = {
-        case.schedule, f"ZeRO-{case.zero}" if case.zero else "", case.architecture.name,
+        case.schedule, f"ZeRO-{case.zero}" if case.zero else "",
+        "experts" if case.architecture.experts else "tied" if case.architecture.tied else "",
         "dp" if case.dp > case.ep else "", "ep" if case.ep > 1 else "",
         "" if case.tp == 1 else "sequence" if case.sequence else "tensor",
         f"context {case.method}" if case.cp > 1 else "",
