@@ -83,6 +83,15 @@ def fake(dtype: torch.dtype | None = None) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
+def mode_of(model: nn.Module, inputs: Sequence[torch.Tensor]) -> Any:
+    """Return the fake mode that a model or its inputs were built under, the one of the moment, or another."""
+    from torch._guards import active_fake_mode
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+    mode = next((p.fake_mode for p in (*model.parameters(), *inputs) if isinstance(p, FakeTensor)), None)
+    return mode or active_fake_mode() or FakeTensorMode(allow_non_fake_inputs=True)
+
+
 def _joint(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Joint:
     """Run AOTAutograd's export.
 
@@ -92,12 +101,9 @@ def _joint(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Joint:
     """
     from torch._functorch._aot_autograd import descriptors as d
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
-    from torch._guards import active_fake_mode
-    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
     from torch.fx.traceback import preserve_node_meta
 
-    mode = next((p.fake_mode for p in (*model.parameters(), *inputs) if isinstance(p, FakeTensor)), None)
-    mode = mode or active_fake_mode() or FakeTensorMode(allow_non_fake_inputs=True)
+    mode = mode_of(model, inputs)
     with ExitStack() as stack:
         stack.enter_context(preserve_node_meta())
         stack.enter_context(mode)
@@ -114,10 +120,7 @@ def _joint(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Joint:
     for node in module.graph.nodes:
         if node.op != "placeholder":
             continue
-        what, is_part = _whole(node.meta["desc"])
-        if not is_part:
-            continue
-        node.meta["desc"] = what
+        what = node.meta["desc"]
         name_of[what] = node.name
         match what:
             case d.ParamAOTInput():
@@ -134,31 +137,22 @@ def _joint(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Joint:
     gradients: list[tuple[str, Node]] = []
     last = next(iter(reversed(module.graph.nodes)))
     for value, each in zip(last.args[0], last.meta["desc"], strict=True):
-        what, is_part = _whole(each)
-        match what if is_part else None:
+        match each:
             case d.PlainAOTOutput():
                 outputs.append(value)
             case d.GradAOTOutput() if value is not None:
-                gradients.append((name_of[what.grad_of], value))
+                gradients.append((name_of[each.grad_of], value))
             case None | d.GradAOTOutput():
                 pass
             case d.InputMutationAOTOutput():
                 raise ConfigError(
-                    f"the forward writes into {what.mutated_input.expr()}; a chunk must not change its inputs or "
+                    f"the forward writes into {each.mutated_input.expr()}; a chunk must not change its inputs or "
                     "buffers: return the new value, or keep the count outside the forward"
                 )
             case _:
-                raise ConfigError(f"the model has an output of a kind that is not handled: {what.expr()}")
+                raise ConfigError(f"the model has an output of a kind that is not handled: {each.expr()}")
     arguments = tuple(given.get(i, "") for i in range(len(inputs)))
     return Joint(module, parameters, buffers, arguments, tuple(tangents), tuple(outputs), tuple(gradients))
-
-
-def _whole(what: Any) -> tuple[Any, bool]:
-    """Return what a placeholder or output stands for, and whether it is a tensor: of a DTensor's local part the DTensor
-    itself (its other part is the mesh)."""
-    if type(what).__name__ in ("SubclassGetAttrAOTInput", "SubclassGetAttrAOTOutput"):
-        return what.base, what.attr == "_local_tensor"
-    return what, True
 
 
 def _placed(value: torch.Tensor, mode: Any) -> torch.Tensor:

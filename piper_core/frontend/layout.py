@@ -26,6 +26,13 @@ class Layout:
         return self.captured == tuple(range(len(self.captured)))
 
 
+def stands_for_more(made: Cut, blocks: int) -> bool:
+    """Say whether a capture of a few blocks can be laid out for more: it has both ends, and no tags of a person's own,
+    which count what they were on."""
+    layers = {piece.site.layer for piece in made.pieces}
+    return layers == set(range(-1, blocks + 1)) and not any(piece.site.tags for piece in made.pieces)
+
+
 def expand(
     made: Cut, layout: Layout, at: Mapping[int, int], sizes: Sequence[float]
 ) -> tuple[tuple[Instance, ...], Edges]:

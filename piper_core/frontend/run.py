@@ -140,7 +140,7 @@ class Step:
         joint = self.cut.joint
         parameters = dict(model.named_parameters(remove_duplicate=False))
         buffers = dict(model.named_buffers(remove_duplicate=False))
-        values = {name: _local(parameters[full]) for name, full in joint.parameters.items()}
+        values = {name: parameters[full].detach() for name, full in joint.parameters.items()}
         values |= {name: buffers[full] for name, full in joint.buffers.items()}
         with torch.no_grad():
             made = self.prelude.call([values[name] for name in self.prelude.inputs])
@@ -168,12 +168,6 @@ class Step:
             if name in joint.inputs:
                 total[f"input {joint.inputs.index(name)}"] = values[node.name]
         return total
-
-
-def _local(parameter: Tensor) -> Tensor:
-    """Return a parameter's values, of a divided one this rank's part."""
-    part = getattr(parameter, "to_local", None)
-    return (parameter if part is None else part()).detach()
 
 
 def chunked(model: nn.Module, inputs: Sequence[Tensor], **options: Any) -> Step:

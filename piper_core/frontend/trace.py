@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -163,33 +164,45 @@ def trace_module(
     kernels: Kernels = "eager",
     name: str = "",
 ) -> Trace:
-    """Return the chunk table of a module, real or fake, captured whole with example inputs.
+    """Return the chunk table of a module, real or fake, captured with example inputs: whole, or with two of its
+    repeated blocks where those stand for all.
 
     Raises:
         ConfigError: the forward cannot be traced.
     """
+    from piper_core.frontend.alike import KEPT, are_alike, shortened
     from piper_core.frontend.automatic import repeated
     from piper_core.frontend.capture import capture
     from piper_core.frontend.chunks import exact, table
-    from piper_core.frontend.cut import cut
-    from piper_core.frontend.layout import Layout
+    from piper_core.frontend.cut import Cut, cut
+    from piper_core.frontend.layout import Layout, stands_for_more
     from piper_core.frontend.load import resized
 
-    blocks = repeated(model)
+    blocks = list(repeated(model))
     names = {module: path for path, module in model.named_modules()}
     prefix = next((names[block].rpartition(".")[0] + "." for block in blocks), "")
-    count = len(blocks) or None
     given = inputs[0].shape[0] if inputs[0].dim() else 1
     b = micro_batch or given
     length = inputs[0].shape[1] if inputs[0].dim() > 1 else 1
     batches: tuple[int, ...] = _BATCHES
-    try:
-        cuts = [cut(capture(model, resized(inputs, batch)), count) for batch in _BATCHES]
-    except ConfigError:  # the model may hold its batch fixed: take it as it is
-        cuts = []
-    if not cuts or not exact(cuts[0], cuts[1], _BATCHES):
-        cuts, batches = [cut(capture(model, resized(inputs, b)), count)], (b,)
+
+    def captured(few: Sequence[nn.Module], *batches: int) -> list[Cut]:
+        places = {block: index for index, block in enumerate(few)}
+        return [cut(capture(model, resized(inputs, batch), places), len(few) or None) for batch in batches]
+
+    cuts: list[Cut] = []
     layout = Layout(tuple(range(len(blocks))), prefix)
+    if are_alike(model, blocks, resized(inputs, _BATCHES[0])):
+        with shortened(model, blocks):
+            cuts = captured(blocks[:KEPT], *_BATCHES)
+        if stands_for_more(cuts[0], KEPT) and exact(cuts[0], cuts[1], _BATCHES):
+            layout = Layout((0, *[1] * (len(blocks) - 1)), prefix)
+        else:
+            cuts = []
+    with suppress(ConfigError):  # the model may hold its batch fixed: take it as it is
+        cuts = cuts or captured(blocks, *_BATCHES)
+    if not cuts or not exact(cuts[0], cuts[1], _BATCHES):
+        cuts, batches = captured(blocks, b), (b,)
     title = name or type(model).__name__
     units = tuple((kind, 1) for kind in ("tensor", "sequence", "expert", "context"))
     return table(title, cuts, batches, layout, seq_len=length, micro_batch=b, kernels=kernels, units=units)
