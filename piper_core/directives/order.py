@@ -352,11 +352,10 @@ def _acyclic(dag: Dag, *, across: bool = True) -> None:
         DirectiveError: with the actions on one cycle.
     """
     found = macros(dag)
-    unit = np.where(found.of >= 0, found.of, len(found) + np.arange(len(dag))).astype(np.int32)
+    unit, alone = found.of.copy(), found.of < 0
+    unit[alone] = len(found) + np.arange(int(alone.sum()))
     src, dst = project(dag, unit, None if across else dag.edges.take(dag.edges.role != Role.MESSAGE))
-    n = len(found) + len(dag)
-    _, stuck = topological(n, src, dst)
-    stuck = [u for u in stuck if u in set(src.tolist()) | set(dst.tolist())] if stuck else stuck
+    _, stuck = topological(len(found) + int(alone.sum()), src, dst)
     if stuck:
         path = [u for u in cycle(stuck, src, dst) if u < len(found)]
         order = rows(dag)

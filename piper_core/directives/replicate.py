@@ -23,7 +23,7 @@ from piper_core.directives.read import (
 from piper_core.directives.shard import check_product, consecutive, strided
 from piper_core.errors import DirectiveError
 from piper_core.ir.dag import Dag, Mask
-from piper_core.ir.edit import attached, distinct_pairs, update_states, whole_chunks
+from piper_core.ir.edit import attached, distinct, distinct_pairs, update_states, whole_chunks
 from piper_core.ir.filter import Filter
 from piper_core.ir.shard_state import Groups, Ranks, Replication, ShardState
 from piper_core.passes.gradient_sync import gradient_sync
@@ -122,7 +122,7 @@ class Replicate(Directive[ReplicateEdit]):
             )
         if self.shard_grads:
             _one_row(dag, mask)
-        rows = [dag.groups[g] for g in np.unique(dag.nodes.group[mask]).tolist()]
+        rows = [dag.groups[g] for g in distinct(dag.nodes.group[mask]).tolist()]
         for row in rows:
             _cover(groups, row)
         _one_model_part(dag, groups)
@@ -185,7 +185,7 @@ class Replicate(Directive[ReplicateEdit]):
             dag = update_states(dag, index, change)
             degrees = {
                 g: Replicate._degree(edit.replication.groups, dag.groups[g])
-                for g in np.unique(dag.nodes.group[index]).tolist()
+                for g in distinct(dag.nodes.group[index]).tolist()
             }
             factor = np.asarray([degrees.get(g, 1) for g in range(len(dag.groups))], np.int32)
             splits = dag.nodes.splits.copy()
@@ -208,7 +208,7 @@ class Replicate(Directive[ReplicateEdit]):
                 raise DirectiveError("nothing is placed")
             stage = int(dag.nodes.stage[rng.choice(np.flatnonzero(placed).tolist())])
             base = Filter((("PP", stage),)) if dag.stages else Filter(())
-            rows = [dag.groups[g] for g in np.unique(dag.nodes.group[placed & (dag.nodes.stage == stage)]).tolist()]
+            rows = [dag.groups[g] for g in distinct(dag.nodes.group[placed & (dag.nodes.stage == stage)]).tolist()]
             zero = rng.randrange(4 if len(rows) == 1 else 2)
             options = []
             ways = zip(*([*consecutive(row), *strided(row), (row,)] for row in rows), strict=True)
@@ -259,7 +259,7 @@ def _one_model_part(dag: Dag, groups: Groups) -> None:
     index = np.flatnonzero(dag.compute & (dag.nodes.group >= 0))
     width = len(dag.groups) + 1
     held: dict[int, set[int]] = {}
-    for pair in np.unique(dag.nodes.stage[index].astype(np.int64) * width + dag.nodes.group[index]).tolist():
+    for pair in distinct(dag.nodes.stage[index].astype(np.int64) * width + dag.nodes.group[index]).tolist():
         held.setdefault(pair % width, set()).add(pair // width)
     row_of = {rank: group for group in held for rank in dag.groups[group]}
     for group in groups:

@@ -22,7 +22,7 @@ from piper_core.directives.read import (
 )
 from piper_core.errors import DirectiveError
 from piper_core.ir.dag import Dag, Edges, Ints, Mask, Nodes
-from piper_core.ir.edit import append, attached, compute_table, splice, update_states, whole_chunks
+from piper_core.ir.edit import append, attached, compute_table, distinct, splice, update_states, whole_chunks
 from piper_core.ir.filter import Filter
 from piper_core.ir.shard_state import Groups, Ranks, ShardState
 from piper_core.names import NodeKind, Phase, Region, Role, ShardKind
@@ -100,7 +100,7 @@ class Shard(Directive[ShardEdit]):
             raise DirectiveError(f"filter {self.filter} matches compute that is not placed", hint="place it first")
         if dag.buckets:
             raise DirectiveError("shard comes after replicate", expected="shard before replicate")
-        for chunk in np.unique(dag.nodes.chunk[mask]).tolist():
+        for chunk in distinct(dag.nodes.chunk[mask]).tolist():
             region = dag.chunks[chunk].region
             if self.kind not in accepted_kinds(region):
                 raise DirectiveError(
@@ -115,9 +115,9 @@ class Shard(Directive[ShardEdit]):
                 f"{self.kind} degree {degree} does not divide the model",
                 expected="one of " + ", ".join(map(str, legal[:12])),
             )
-        for group in np.unique(dag.nodes.group[mask]).tolist():
+        for group in distinct(dag.nodes.group[mask]).tolist():
             rows_inside(groups, dag.groups[group], self.kind)
-        for index in np.unique(dag.nodes.state[mask]).tolist():
+        for index in distinct(dag.nodes.state[mask]).tolist():
             self._taken(dag.states[index], groups)
         return ShardEdit(mask, groups, self)
 
@@ -272,7 +272,7 @@ def _exchange(dag: Dag, kind: ShardKind, phase: Phase, chosen: Any, stream: Ints
     """Put the contract's collectives of one phase around the chosen compute nodes, region by region."""
     region_of = np.asarray([list(Region).index(chunk.region) for chunk in dag.chunks], np.int32)
     region_of = region_of[dag.nodes.chunk[chosen]]
-    for number in np.unique(region_of).tolist():
+    for number in distinct(region_of).tolist():
         anchors = chosen[region_of == number]
         exchanges = contract(list(Region)[number], kind, phase, regather=regather, method=method)
         before = [exchange for exchange in exchanges if exchange.before]

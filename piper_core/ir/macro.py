@@ -8,7 +8,7 @@ import numpy as np
 
 from piper_core.errors import DirectiveError
 from piper_core.ir.dag import Dag, Edges, Ints, Mask
-from piper_core.ir.edit import compute_table
+from piper_core.ir.edit import compute_table, distinct
 from piper_core.names import NodeKind, Phase, Role
 
 
@@ -98,7 +98,7 @@ def project(dag: Dag, of: Ints, edges: Edges | None = None) -> tuple[Ints, Ints]
     table = dag.edges if edges is None else edges
     a, b = of[table.src], of[table.dst]
     keep = (a >= 0) & (b >= 0) & (a != b)
-    key = np.unique(a[keep].astype(np.int64) * (int(of.max(initial=0)) + 1) + b[keep])
+    key = distinct(a[keep].astype(np.int64) * (int(of.max(initial=0)) + 1) + b[keep])
     width = int(of.max(initial=0)) + 1
     return (key // width).astype(np.int32), (key % width).astype(np.int32)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from piper_core.errors import DirectiveError
 from piper_core.ir.dag import Bucket, Dag, Ints, Nodes
-from piper_core.ir.edit import Growth, compute_table
+from piper_core.ir.edit import Growth, compute_table, distinct
 from piper_core.ir.shard_state import Groups, Replication, ShardState, reduction_groups
 from piper_core.names import Axis, Collective, NodeKind, Phase, Role
 
@@ -22,7 +22,7 @@ def stage_rows(dag: Dag) -> dict[int, tuple[int, ...]]:
     """Return the groups that hold each stage (more than one under a bidirectional placement)."""
     index = np.flatnonzero(dag.compute)
     width = len(dag.groups) + 1
-    pairs = np.unique((dag.nodes.stage[index].astype(np.int64) + 1) * width + dag.nodes.group[index] + 1)
+    pairs = distinct((dag.nodes.stage[index].astype(np.int64) + 1) * width + dag.nodes.group[index] + 1)
     held: dict[int, tuple[int, ...]] = {}
     for pair in pairs.tolist():
         stage, group = divmod(pair, width)
@@ -73,7 +73,7 @@ def make_buckets(dag: Dag) -> list[tuple[Bucket, Replication]]:
 
 def _over_rows(dag: Dag, chunk: int, state: ShardState) -> ShardState:
     """Return the state of a chunk that lies on several rows, with the expert and context groups of all of them."""
-    found = np.unique(dag.nodes.state[dag.compute & (dag.nodes.chunk == chunk)]).tolist()
+    found = distinct(dag.nodes.state[dag.compute & (dag.nodes.chunk == chunk)]).tolist()
     expert = dict.fromkeys(group for index in found for group in dag.states[index].expert)
     context = dict.fromkeys(group for index in found for group in dag.states[index].context)
     return replace(state, expert=tuple(expert), context=tuple(context))

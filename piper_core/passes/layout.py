@@ -6,6 +6,7 @@ import numpy as np
 
 from piper_core.errors import DirectiveError
 from piper_core.ir.dag import Dag
+from piper_core.ir.edit import distinct
 from piper_core.ir.shard_state import Ranks, ShardState
 from piper_core.names import Role
 
@@ -31,7 +32,7 @@ def _pairs(dag: Dag) -> list[tuple[int, int, int]]:
     nodes, index = dag.nodes, np.flatnonzero(dag.compute)
     key = nodes.chunk[index].astype(np.int64) * len(dag.groups) + nodes.group[index]
     key = key * len(dag.states) + nodes.state[index]
-    rest, state = np.divmod(np.unique(key), len(dag.states))
+    rest, state = np.divmod(distinct(key), len(dag.states))
     chunk, group = np.divmod(rest, len(dag.groups))
     return list(zip(chunk.tolist(), group.tolist(), state.tolist(), strict=True))
 

@@ -12,7 +12,7 @@ import numpy as np
 from piper_core.directives import CANONICAL, Directive, Order, Place, Split, parse_directive
 from piper_core.errors import DirectiveError
 from piper_core.ir.dag import Dag, Mask
-from piper_core.ir.edit import distinct_pairs
+from piper_core.ir.edit import distinct, distinct_pairs
 from piper_core.ir.filter import Filter
 from piper_core.names import Phase
 from piper_core.passes.gradient_sync import gradient_sync
@@ -196,7 +196,7 @@ def _together(dag: Dag) -> Dag:
     nodes, index = dag.nodes, np.flatnonzero(dag.compute)
     width = max(1, dag.microbatches)
     unit = nodes.stage[index].astype(np.int64) * width + np.maximum(nodes.microbatch[index], 0)
-    pairs = np.unique(unit * len(dag.groups) + nodes.group[index])
+    pairs = distinct(unit * len(dag.groups) + nodes.group[index])
     twice = np.flatnonzero(np.diff(pairs // len(dag.groups)) == 0)
     if len(twice):
         at = int(twice[0])

@@ -8,6 +8,7 @@ import numpy as np
 
 from piper_core.ir.action import KIND_OF_PHASE, ActionKind
 from piper_core.ir.dag import Dag, Floats, Ints
+from piper_core.ir.edit import distinct
 from piper_core.ir.edit import rows as rows_of
 from piper_core.ir.macro import Macros, macros
 from piper_core.names import Collective, NodeKind, Phase, Role
@@ -169,7 +170,7 @@ def _inputs(dag: Dag) -> tuple[tuple[int, ...], ...]:
     a, b = nodes.stage[edges.src[mask]], nodes.stage[edges.dst[mask]]
     forward = (nodes.phase[edges.src[mask]] == Phase.F) & (nodes.phase[edges.dst[mask]] == Phase.F) & (a != b)
     width = dag.stages + 1
-    pairs = np.unique(b[forward].astype(np.int64) * width + a[forward]).tolist()
+    pairs = distinct(b[forward].astype(np.int64) * width + a[forward]).tolist()
     into: list[list[int]] = [[] for _ in range(max(1, dag.stages))]
     for pair in pairs:
         into[pair // width].append(pair % width)

@@ -9,9 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from piper_core.ir.dag import Bucket, Dag, Ints
+from piper_core.ir.edit import distinct
 from piper_core.ir.macro import Macros, inner_position
 from piper_core.names import NodeKind, Phase, Role
 from piper_core.schedule.plan import Part
+
+# In loops over nodes: looking a member up on its enum takes longer than all else there.
+_COLLECTIVE, _COMPUTE, _R, _SAVED = NodeKind.COLLECTIVE, NodeKind.COMPUTE, Phase.R, Role.SAVED
+_RESULTS = (Role.ACTIVATION, Role.GRADIENT)
 
 
 @dataclass(slots=True)
@@ -160,7 +165,7 @@ def _whole_spans(dag: Dag, found: Macros) -> dict[tuple[int, Phase, int], frozen
     width = len(dag.chunks) + 1
     key = (nodes.stage[mask].astype(np.int64) * 8 + nodes.phase[mask]) * width + nodes.chunk[mask]
     held: dict[tuple[int, Phase], set[int]] = {}
-    for value in np.unique(key).tolist():
+    for value in distinct(key).tolist():
         stage, phase = divmod(value // width, 8)
         held.setdefault((stage, Phase(phase)), set()).add(value % width)
     return {(stage, phase, -1): frozenset(chunks) for (stage, phase), chunks in held.items()}
@@ -252,7 +257,7 @@ class _Opener:
         groups: list[list[int]] = []
         current = None
         for n in order:
-            comm = nodes.kind[n] == NodeKind.COLLECTIVE
+            comm = nodes.kind[n] == _COLLECTIVE
             segment = self._segment(n, table)
             token: Any = ("comm", n) if comm and apart and nodes.stream[n] > 0 else ("compute", segment)
             if token != current:
@@ -269,7 +274,7 @@ class _Opener:
         ]
         for group, (compute, label) in zip(groups, kinds, strict=True):
             if compute:
-                computes = [n for n in group if nodes.kind[n] == NodeKind.COMPUTE]
+                computes = [n for n in group if nodes.kind[n] == _COMPUTE]
                 chunks = frozenset(nodes.chunk[computes or group].tolist())
                 self.spans[stage, phase, label] = self.spans.get((stage, phase, label), frozenset()) | chunks
         if not single:
@@ -282,7 +287,7 @@ class _Opener:
         made: list[tuple[bool, str]] = []
         seen: set[tuple[int, int]] = set()
         for group in groups:
-            computes = [n for n in group if nodes.kind[n] == NodeKind.COMPUTE]
+            computes = [n for n in group if nodes.kind[n] == _COMPUTE]
             seen.update((int(nodes.phase[n]), int(nodes.chunk[n])) for n in computes)
             names = list(dict.fromkeys(self.dag.chunks[c].name for c in nodes.chunk[computes or group].tolist()))
             name = names[0] if len(names) == 1 else f"{names[0]}-{names[-1]}"
@@ -291,7 +296,7 @@ class _Opener:
             if not compute:
                 name += "" if phase is Phase.F else f".{phase.name}"
                 name += ".out" if (int(phase), int(nodes.chunk[group[0]])) in seen else ".in"
-            elif phase is Phase.R:
+            elif phase is _R:
                 name += ".R"
             again = sum(other == name or other.startswith(f"{name}_") for _, other in made)
             made.append((compute, f"{name}_{again + 1}" if again else name))
@@ -304,11 +309,11 @@ class _Opener:
         reads: list[set[int]] = [set() for _ in kinds]
         for n, here in local.items():
             for u, role in self._edges(n, 0):
-                if u not in local and role != Role.SAVED:
+                if u not in local and role != _SAVED:
                     takes.add(here)
                 elif u in local and local[u] != here:
                     reads[here].add(local[u])
-            if any(role in (Role.ACTIVATION, Role.GRADIENT) for v, role in self._edges(n, 1) if v not in local):
+            if any(role in _RESULTS for v, role in self._edges(n, 1) if v not in local):
                 gives.add(here)
         return tuple(
             Part(label, not compute, tuple(sorted(reads[i])), i in takes, i in gives)
@@ -322,18 +327,20 @@ class _Opener:
             carries = np.flatnonzero(~np.isin(edges.role, (Role.TEMPORAL, Role.PARAMETER, Role.REDUCTION)))
             ends = (edges.dst[carries], edges.src[carries]), (edges.src[carries], edges.dst[carries])
             orders = [np.argsort(near, kind="stable") for near, _ in ends]
+            each = np.arange(len(self.dag) + 1)
             self._sides = [
-                (near[by], far[by], edges.role[carries][by]) for (near, far), by in zip(ends, orders, strict=True)
+                (np.searchsorted(near[by], each).tolist(), far[by], edges.role[carries][by])
+                for (near, far), by in zip(ends, orders, strict=True)
             ]
-        near, far, role = self._sides[end]
-        low, high = np.searchsorted(near, [node, node + 1])
+        start, far, role = self._sides[end]
+        low, high = start[node], start[node + 1]
         return list(zip(far[low:high].tolist(), role[low:high].tolist(), strict=True))
 
     def _segment(self, node: int, table: Ints | None) -> int:
         if table is None:
             return 0
         chunk = int(self.dag.nodes.chunk[node])
-        if self.dag.nodes.phase[node] == Phase.R:  # a layer is recomputed as a whole, before its backward starts
+        if self.dag.nodes.phase[node] == _R:  # a layer is recomputed as a whole, before its backward starts
             same = np.flatnonzero(self.layer[:-1] == self.layer[chunk])
             return int(table[same].min())
         return int(table[chunk])
@@ -341,9 +348,9 @@ class _Opener:
     def _label(self, stage: int, phase: Phase, name: str, group: list[int]) -> int:
         """Return the label of a piece; other pieces of the stage that have its name, but not its work, get a number."""
         nodes = self.dag.nodes
-        again = (nodes.phase[group] == Phase.R).tolist()
+        again = (nodes.phase[group] == _R).tolist()
         work = frozenset(zip(again, nodes.chunk[group].tolist(), nodes.axis[group].tolist(), strict=True))
-        way = phase if phase in (Phase.F, Phase.R) else Phase.B  # a bucket has one list of labels for B, BI and BW
+        way = phase if phase in (Phase.F, _R) else Phase.B  # a bucket has one list of labels for B, BI and BW
         number, text = 1, name
         while self.work.setdefault((stage, way, text), work) != work:
             number += 1
@@ -358,20 +365,19 @@ class _Opener:
             of = self.found.of
             inner = (of[edges.src] >= 0) & (of[edges.src] == of[edges.dst]) & (edges.role != Role.TEMPORAL)
             by = np.argsort(edges.src[inner], kind="stable")
-            self._out = edges.src[inner][by], edges.dst[inner][by]
+            self._out = np.searchsorted(edges.src[inner][by], np.arange(len(dag) + 1)).tolist(), edges.dst[inner][by]
             self._rank = inner_position(dag)
-        src, dst = self._out
+        start, dst = self._out
         degree = dict.fromkeys(mine, 0)
         out: dict[int, list[int]] = {}
         for n in mine:
-            lo, hi = np.searchsorted(src, [n, n + 1])
-            out[n] = dst[lo:hi].tolist()
+            out[n] = dst[start[n] : start[n + 1]].tolist()
             for v in out[n]:
                 degree[v] += 1
         import heapq
 
         def rank(n: int) -> tuple[int, int, int]:
-            recompute = dag.nodes.phase[n] == Phase.R
+            recompute = dag.nodes.phase[n] == _R
             chunk = int(dag.nodes.chunk[n])
             if recompute:  # right before the backward of its layer
                 same = np.flatnonzero(self.layer[:-1] == self.layer[chunk])

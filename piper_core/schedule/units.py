@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from piper_core.ir.dag import Dag, Floats, Ints
+from piper_core.ir.edit import distinct
 from piper_core.ir.macro import Macros
 from piper_core.names import Axis, Collective, NodeKind, Phase, Role
 from piper_core.schedule.open import Opening
@@ -56,7 +57,7 @@ class Units:
         keep = (a != b) & (edges.role != Role.MESSAGE)
         kept = self._kept()
         a, b = np.concatenate([a[keep], kept[0]]), np.concatenate([b[keep], kept[1]])
-        key = np.unique(a.astype(np.int64) * self.count + b)
+        key = distinct(a.astype(np.int64) * self.count + b)
         return (key // self.count).astype(np.int32), (key % self.count).astype(np.int32)
 
     def _kept(self) -> tuple[Ints, Ints]:

@@ -94,6 +94,7 @@ class Reads:
                     (self.users[use.stage][k] if use.each_use else self.heads[use.stage]).setdefault(label, []).append(
                         b
                     )
+        self.backwards: dict[tuple[int, int], list[int]] = {}
         self.row_reduces: dict[int, list[int]] = {}
         self.stage_reduces: dict[tuple[int, int], list[int]] = {}
         for (row, b, _), i in table.reduce.items():
@@ -257,11 +258,19 @@ class Reads:
         need: list[int] = [] if tie else list(table.tie.get((row, bucket), ()))
         if use.reduction is Reduction.EACH:
             need = []
-        for m in range(self.plan.microbatches) if microbatch < 0 else (microbatch,):
-            for kind in (B, BW):
-                found = table.at.get((table.lane[i], use.stage, kind, m), [])
-                need += [p for p in found if table.row[p] == row and table.label[p] in use.weight]
+        if microbatch < 0:
+            found = self._backwards(table.lane[i], use.stage)
+        else:
+            found = [p for kind in (B, BW) for p in table.at.get((table.lane[i], use.stage, kind, microbatch), ())]
+        need += [p for p in found if table.row[p] == row and table.label[p] in use.weight]
         return need
+
+    def _backwards(self, lane: int, stage: int) -> list[int]:
+        """Return all whole and weight backwards of a stage (kept: each of its buckets asks)."""
+        if (lane, stage) not in self.backwards:
+            keys = [(lane, stage, kind, m) for m in range(self.plan.microbatches) for kind in (B, BW)]
+            self.backwards[lane, stage] = [p for key in keys for p in self.table.at.get(key, ())]
+        return self.backwards[lane, stage]
 
     def _weights(self, row: int) -> list[int]:
         """Return the last weight gradient of a row."""
