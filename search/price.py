@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from piper_core.errors import ConfigError
 from piper_core.program.strategy import Header, Strategy
 from piper_core.schedule.compile import Compiled
 from profiler.spec import Cluster, load_cluster
+from search.candidate import Score
+from search.compare import Price
 from search.cost.roofline import RooflineCost
 from search.evaluate import Evaluation, assess
 
@@ -48,3 +52,23 @@ def price(strategy: Strategy, compiled: Compiled, cluster: Cluster) -> Evaluatio
         gpus=header.world.size if header.world else len({rank for row in plan.rows for rank in row}),
         global_batch=header.global_batch, architecture=load_architecture(model) if known and model else None,
     )  # fmt: skip
+
+
+def predicted_of(score: Score, cluster: Cluster) -> dict[str, Any]:
+    """Return what a header's ``predicted`` says of a score: the whole, and time and the fullest row's memory by cause."""
+    found = Price.of(score)
+    return {
+        "by": f"roofline and alpha-beta costs of {cluster.name}; nothing was measured",
+        "step_time_s": _digits(score.step_time_s),
+        "tokens_per_s_per_gpu": round(score.tokens_per_s_per_gpu, 1),
+        "mfu": round(score.mfu, 4),
+        "peak_memory_bytes": [round(size) for size in score.peak_memory_bytes],
+        "bubble_ratio": round(score.bubble_ratio, 4),
+        "breakdown_s": {cause: _digits(seconds) for cause, seconds in found.time_s.items()},
+        "memory_bytes": {cause: round(size) for cause, size in found.memory.items()},
+    }
+
+
+def _digits(value: float) -> float:
+    """Return a number with the eight digits that a file keeps."""
+    return float(f"{value:.8g}")

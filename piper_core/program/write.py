@@ -55,9 +55,9 @@ def _lines(header: Mapping[str, Any], directives: Sequence[Directive[Any]], comm
     for name, value in header.items():
         if isinstance(value, dict) and value:
             yield f"{name}:"
-            yield from (f"  {_text(key)}: {_flow(item)}" for key, item in value.items())
+            yield from (f"  {_text(key)}: {flow(item)}" for key, item in value.items())
         else:
-            yield f"{name}: {_flow(value)}"
+            yield f"{name}: {flow(value)}"
     yield "directives:" if directives else "directives: []"
     for _, run in groupby(directives, key=type):
         block = list(run)
@@ -69,7 +69,7 @@ def _lines(header: Mapping[str, Any], directives: Sequence[Directive[Any]], comm
 
 def _directive(directive: Directive[Any]) -> Iterator[str]:
     if not isinstance(directive, Order):
-        yield f"  - {_flow(directive.to_data())}"
+        yield f"  - {flow(directive.to_data())}"
         return
     yield f"  - op: {directive.op}"
     if directive.actions:
@@ -77,16 +77,16 @@ def _directive(directive: Directive[Any]) -> Iterator[str]:
         yield from (f"      {row}: {format_slots(slots)}" for row, slots in directive.actions)
     else:
         yield "    filters:"
-        yield from (f"      - {_flow([item.to_data() for item in group])}" for group in directive.filters)
+        yield from (f"      - {flow([item.to_data() for item in group])}" for group in directive.filters)
 
 
-def _flow(value: Any) -> str:
+def flow(value: Any) -> str:
     """Return JSON data on one line, without the quotes that YAML does not need."""
     match value:
         case dict():
-            return "{" + ", ".join(f"{_text(key)}: {_flow(item)}" for key, item in value.items()) + "}"
+            return "{" + ", ".join(f"{_text(key)}: {flow(item)}" for key, item in value.items()) + "}"
         case list():
-            return "[" + ", ".join(map(_flow, value)) + "]"
+            return "[" + ", ".join(map(flow, value)) + "]"
         case str():
             return _text(value)
         case _:

@@ -1,16 +1,161 @@
-"""A command to come."""
+"""``piper-search refine``: improve a strategy in all that is not locked; comments and the order of keys stay."""
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from profiler.console import Parser
+from profiler import console
+from profiler.console import Parser, duration_s, integer
+
+if TYPE_CHECKING:
+    from piper_core.program.program import Program
+    from piper_core.program.strategy import Strategy
+    from profiler.spec import Cluster
+    from search.candidate import Score
+    from search.refine.climb import Climb
+
+DEFAULT_BUDGET_S = 30.0
+_WORDS = {"budget": "time budget spent", "interrupted": "interrupted", "nothing": "no move that is left gains anything"}
 
 
 def add_options(parser: Parser) -> None:
     """Add the options of the command."""
+    parser.add_argument("file", type=Path, metavar="FILE", help="a strategy file with a model and a cluster")
+    parser.add_argument("--lock", nargs="+", action="extend", default=[], metavar="WHAT",
+                        help="what stays as it is: a field (order, zero, layers, schedule, micro_batch, recompute, "
+                             "bucket_size, ...) or a filter (PP=0, PP=1,MB=0-3)")  # fmt: skip
+    parser.add_argument("--budget", dest="refine_s", type=duration_s, default=DEFAULT_BUDGET_S, metavar="SECONDS",
+                        help="time to refine (default: 30s); Ctrl-C keeps the best so far")  # fmt: skip
+    parser.add_argument("--seed", dest="refine_seed", type=integer, default=0, metavar="N",
+                        help="in which order moves of the order are tried (default: 0)")  # fmt: skip
+    parser.add_argument("-o", dest="target", type=Path, metavar="FILE", help="where to write (default: NAME.refined.*)")
 
 
 def run(options: Namespace) -> int:
-    """Run it."""
-    raise NotImplementedError
+    """Refine, print what was done, and write the result where it is better; return the exit status.
+
+    Raises:
+        ConfigError: no cluster, or a lock that is none; PiperError: a strategy that does not run.
+    """
+    from piper_core.errors import ConfigError
+    from piper_core.program.strategy import base_dag, load
+    from piper_core.program.write import replace_file
+    from piper_core.schedule.compile import compile_program
+    from search.compare import Change, Price
+    from search.price import check_header, price
+    from search.refine.climb import climb
+    from search.refine.lock import Locks
+
+    source: Path = options.file
+    strategy = load(source)
+    cluster = check_header(strategy.header)
+    if cluster is None:
+        raise ConfigError(f"{source}: the header names no cluster to price it on; add cluster: p4de")
+    base = base_dag(strategy)
+    compiled = compile_program(strategy.program, base, strategy.header.world)
+    locks = Locks.of(options.lock, strategy, compiled)
+    before = price(strategy, compiled, cluster).score
+    with _progress(hidden=options.json) as update:
+        found = climb(strategy, compiled, base, cluster, locks, budget_s=options.refine_s, seed=options.refine_seed,
+                      progress=update)  # fmt: skip
+    target: Path = options.target or source.with_name(f"{source.stem.split('.')[0]}.refined{_ending(source)}")
+    if found.done or options.target is not None:
+        replace_file(target, rewritten(source, found.strategy, found.score, cluster) if found.done
+                     else source.read_text(encoding="utf-8"))  # fmt: skip
+    change = Change.between(Price.of(before), Price.of(found.score))
+    written = str(target) if found.done or options.target is not None else None
+    if options.json:
+        console.print_json({
+            "done": found.done, "tried": found.tried, "illegal": found.illegal, "locked": found.locked,
+            "stopped": found.stopped, "predicted": found.score.to_data(), "change": change.to_data(), "file": written,
+        })  # fmt: skip
+        return 0
+    print("\n".join(_lines(found, change, written)))
+    return 0
+
+
+@contextmanager
+def _progress(*, hidden: bool) -> Iterator[Callable[[Climb], None] | None]:
+    """Show the best so far on stderr while a refinement runs, where that is a terminal that may show what moves."""
+    if hidden or console.plain(sys.stderr):
+        yield None
+        return
+
+    def update(found: Climb) -> None:
+        print(f"\r\x1b[Krefining: {found.score.step_time_s:.6g} s a step after {len(found.done)} moves, "
+              f"{found.tried} priced", end="", file=sys.stderr, flush=True)  # fmt: skip
+
+    try:
+        yield update
+    finally:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def _lines(found: Climb, change: object, written: str | None) -> list[str]:
+    from search.compare import Change
+
+    assert isinstance(change, Change)
+    tried = f"{found.tried:,} priced, {found.illegal:,} do not run, {found.locked:,} locked; {_WORDS[found.stopped]}"
+    if not found.done:
+        return [f"nothing better was found: {tried}"]
+    return [*found.done, *change.lines(), tried, f"written: {written} (piper-search check {written})"]
+
+
+def _ending(source: Path) -> str:
+    return source.suffix if source.suffix in (".json", ".yaml", ".yml") else ".yaml"
+
+
+def rewritten(source: Path, strategy: Strategy, score: Score, cluster: Cluster) -> str:
+    """Return the text of a file with another program and its price: every comment and the order of keys as they were.
+
+    Raises:
+        ProgramError: a comment stands inside a value that must change.
+    """
+    from piper_core.program.read import read_document
+    from piper_core.program.strategy import Strategy
+    from piper_core.program.write import to_json
+    from search.price import predicted_of
+    from search.refine.edit_yaml import edit_yaml
+
+    text = source.read_text(encoding="utf-8")
+    old = read_document(text)
+    assert isinstance(old, dict), "a bare array names no cluster"
+    data = strategy.to_data()
+    new = {name: data.get(name, value) for name, value in old.items()}
+    new |= {name: value for name, value in data.items() if name not in new and name in ("schedule", "micro_batch")}
+    new["directives"] = _same_form(old["directives"], data["directives"])
+    predicted = predicted_of(score, cluster)
+    kept = {name: value for name, value in old.get("predicted", {}).items() if name not in predicted}
+    new["predicted"] = {**{name: predicted[name] for name in old.get("predicted", {}) if name in predicted}, **kept,
+                        **predicted}  # fmt: skip
+    if text.lstrip().startswith("{") and source.suffix == ".json":
+        return to_json(
+            {name: value for name, value in new.items() if name != "directives"}, strategy.program.directives
+        )
+    return _described(edit_yaml(text, new), Strategy.parse(old).program, strategy.program)
+
+
+def _described(text: str, old: Program, new: Program) -> str:
+    """Return the text with the comments that a search wrote on its blocks brought up to date; a person's stay."""
+    from piper_core.program.write import describe
+
+    said = [{op: describe(list(block)) for op, block in groupby(program.directives, type)} for program in (old, new)]
+    for op, words in said[0].items():
+        line = f"# {words}\n"
+        if op in said[1] and text.count(line) == 1:
+            text = text.replace(line, f"# {said[1][op]}\n")
+    return text
+
+
+def _same_form(old: list[object], new: list[object]) -> list[object]:
+    """Return new directives, those in the file already as it says them, order of keys included."""
+    from piper_core.directives import parse_directive
+
+    known = {str(parse_directive(item).to_data()): item for item in old}
+    return [known.get(str(item), item) for item in new]

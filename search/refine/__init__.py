@@ -1,0 +1,1 @@
+"""Refine a strategy: local moves on what is not locked, each proved and priced."""

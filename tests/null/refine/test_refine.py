@@ -1,0 +1,202 @@
+"""Refinement: never worse, legal, true to its locks, and gentle with the file."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from piper_core.errors import ConfigError, DirectiveError
+from piper_core.program.strategy import Strategy, base_dag, dump, load
+from piper_core.schedule.compile import compile_program
+from profiler.spec import load_cluster
+from search.cli import main
+from search.price import price
+from search.refine.climb import Climb, climb
+from search.refine.lock import FIELDS, Locks
+from search.refine.moves import field_moves
+from tests.null.export.strategies import data_parallel, pipeline
+
+P4DE = load_cluster("p4de")
+
+
+def small(**more: Any) -> Strategy:
+    """A pipeline with room to improve: layers badly cut, gradients reduced in one piece."""
+    return pipeline("gpipe", 2, 4, row=2, layers=[6, 2], model="dense:8", more=[data_parallel()], **more)
+
+
+def refine(strategy: Strategy, *locks: str, most: int = 30, seed: int = 0) -> Climb:
+    base = base_dag(strategy)
+    compiled = compile_program(strategy.program, base, strategy.header.world)
+    held = Locks.of(locks, strategy, compiled)
+    return climb(strategy, compiled, base, P4DE, held, budget_s=600, most=most, seed=seed)
+
+
+def scored(strategy: Strategy) -> float:
+    compiled = compile_program(strategy.program, base_dag(strategy), strategy.header.world)
+    return price(strategy, compiled, P4DE).score.step_time_s
+
+
+def test_it_gets_better_and_says_how() -> None:
+    strategy = small()
+    found = refine(strategy)
+    assert found.score.step_time_s < 0.95 * scored(strategy)
+    assert found.score.step_time_s == scored(found.strategy)
+    assert any(line.startswith("stage(") for line in found.done)
+
+
+def test_fields_that_are_locked_stay() -> None:
+    strategy = small()
+    for field in ("layers", "zero", "schedule", "order"):
+        found = refine(strategy, field, most=15)
+        assert FIELDS[field](found.strategy) == FIELDS[field](strategy)
+    everything = refine(strategy, *FIELDS)
+    assert (everything.done, everything.tried, everything.stopped) == ([], 0, "nothing")
+    assert everything.locked > 0
+
+
+def test_what_a_filter_matches_stays() -> None:
+    strategy = small()
+    found = refine(strategy, "PP=1", most=20)
+    before, after = (
+        compile_program(each.program, base_dag(each), each.header.world) for each in (strategy, found.strategy)
+    )
+    assert Locks.of(["PP=1"], strategy, before).keeps_compiled(after)
+    assert found.locked > 0
+    other = refine(strategy, "PP=0", "MB=0-1", most=10)
+    kept = compile_program(other.strategy.program, base_dag(other.strategy), other.strategy.header.world)
+    assert Locks.of(['{"PP": 0}', "MB=0-1"], strategy, before).keeps_compiled(kept)
+
+
+def test_what_does_not_fit_is_made_to_fit() -> None:
+    """First smaller, then quicker."""
+    strategy = pipeline("1f1b", 2, 4, model="llama9b", total=36, seq_len=4096, row=2, more=[data_parallel()],
+                        global_batch=16)  # fmt: skip
+    compiled = compile_program(strategy.program, base_dag(strategy), strategy.header.world)
+    assert price(strategy, compiled, P4DE).score.fits == "no"
+    assert refine(strategy, most=25).score.fits == "yes"
+
+
+def test_every_move_is_near_and_some_run() -> None:
+    strategy = small()
+    base = base_dag(strategy)
+    compiled = compile_program(strategy.program, base, strategy.header.world)
+    moves = list(field_moves(strategy, compiled, base))
+    assert len({move.strategy.program for move in moves}) == len(moves)
+    words = " ".join(move.words for move in moves)
+    for what in ("stage(", "split(", "replicate(", "recompute(", "schedule gpipe became 1f1b"):
+        assert what in words
+    for move in moves:
+        try:
+            compile_program(move.strategy.program, base, move.strategy.header.world)
+        except DirectiveError:
+            continue
+
+
+def test_the_same_seed_gives_the_same_answer() -> None:
+    one, other, third = (refine(small(), "stage", "split", "replicate", "recompute", seed=seed) for seed in (3, 3, 4))
+    assert (one.done, one.tried, one.strategy) == (other.done, other.tried, other.strategy)
+    assert third.tried == one.tried
+
+
+@pytest.mark.parametrize(
+    ("lock", "reason"),
+    [("zer", "did you mean zero?"), ("PP", "no field and no filter"), ("{", "is no JSON"), ("PP=x y", "no field")],
+)
+def test_bad_locks(lock: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        refine(small(), lock)
+
+
+def test_a_lock_that_matches_nothing() -> None:
+    with pytest.raises(DirectiveError, match="matches nothing"):
+        refine(small(), "PP=7")
+
+
+def test_the_file_keeps_its_comments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dump(small(), tmp_path / "mine.yaml")
+    text = (tmp_path / "mine.yaml").read_text()
+    text = text.replace('model: "dense:8"', '# a note of mine\nmodel: "dense:8"  # and another')
+    text = text.replace("  # 4 microbatches", "  # the batch, as the paper has it")
+    (tmp_path / "mine.yaml").write_text(text)
+    assert main(["refine", str(tmp_path / "mine.yaml"), "--budget", "1s", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    target = tmp_path / "mine.refined.yaml"
+    assert data["file"] == str(target)
+    assert data["done"]
+    made = target.read_text()
+    for comment in ("# a note of mine", "# and another", "# the batch, as the paper has it"):
+        assert comment in made
+    keys = [line.split(":")[0] for line in made.splitlines() if re.match(r"\w", line)]
+    assert [key for key in keys if key != "predicted"] == [
+        line.split(":")[0] for line in text.splitlines() if re.match(r"\w", line)
+    ]
+    strategy = load(target)
+    assert strategy.header.predicted["step_time_s"] == pytest.approx(data["predicted"]["step_time_s"], rel=1e-6)
+    assert main(["check", str(target)]) == 0
+    assert "step time: the same" in capsys.readouterr().out
+
+
+def test_json_files_stay_json(tmp_path: Path) -> None:
+    dump(small(), tmp_path / "mine.json")
+    assert main(["refine", str(tmp_path / "mine.json"), "--budget", "1", "-o", str(tmp_path / "new.json")]) == 0
+    assert list(json.loads((tmp_path / "new.json").read_text()))[:2] == ["model", "cluster"]
+
+
+def test_nothing_better_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dump(small(), tmp_path / "mine.yaml")
+    assert main(["refine", str(tmp_path / "mine.yaml"), "--lock", *FIELDS]) == 0
+    assert "nothing better was found" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words", "reason"),
+    [
+        (small(cluster=None), [], "names no cluster"),
+        (small(), ["--budget", "soon"], "positive number of seconds"),
+        (small(), ["--lock", "nothing"], "no field and no filter"),
+    ],
+)
+def test_refused(
+    strategy: Strategy, words: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dump(strategy, tmp_path / "mine.yaml")
+    assert main(["refine", str(tmp_path / "mine.yaml"), *words]) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_an_interrupt_keeps_the_best(tmp_path: Path) -> None:
+    dump(small(), tmp_path / "mine.yaml")
+    code = """
+import os, signal, sys
+from search.cli import main
+from search.refine import climb
+taken = climb._better
+def better(*keys):
+    if taken(*keys):
+        os.kill(os.getpid(), signal.SIGALRM)  # from now on: interrupted at the next move
+        return True
+    return False
+def interrupt(*_):
+    climb._tried = stop
+def stop(*_):
+    raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, interrupt)
+climb._better = better
+sys.exit(main(["refine", sys.argv[1], "--budget", "60s", "--json"]))
+"""
+    start = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "mine.yaml")], capture_output=True, text=True,
+                          check=True)  # fmt: skip
+    assert time.monotonic() - start < 50
+    data = json.loads(done.stdout)
+    assert data["stopped"] == "interrupted"
+    assert data["done"]
+    assert (tmp_path / "mine.refined.yaml").exists()
