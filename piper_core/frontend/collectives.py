@@ -27,6 +27,7 @@ _KINDS = {
     "ring_flash_attention": Collective.RING_EXCHANGE,
     "ring_flash_attention_backward": Collective.RING_EXCHANGE,
 }
+_ROWS = {"dispatch", "collect", "gather_rows", "scatter_rows"}
 _AXES = {"tensor": Axis.TENSOR, "expert": Axis.EXPERT, "context": Axis.CONTEXT}
 
 
@@ -44,6 +45,11 @@ def kind_of(node: Node) -> Collective:
     if getattr(node.target, "namespace", "") != "piper_core":
         return Collective.NONE
     return _KINDS.get(_name(node), Collective.NONE)
+
+
+def moves_rows(node: Node) -> bool:
+    """Say whether a collective moves as many rows as experts are given, and brings them into another order."""
+    return kind_of(node) is not Collective.NONE and _name(node) in _ROWS
 
 
 def traced(graph: ChunkGraph) -> tuple[Traced, ...]:

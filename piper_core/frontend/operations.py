@@ -9,15 +9,14 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from piper_core.frontend.collectives import kind_of, moves_rows
 from piper_core.frontend.cut import is_view, tensors
+from piper_core.names import Collective
 
 _PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "dot": (0, 1), "mv": (0, 1)}
 """Matrix products of aten, and which arguments are multiplied."""
 _GROUPED = {"grouped_linear", "grouped_outer", "_grouped_mm"}
 _ATTENTION = ("scaled_dot_product", "flash_attention", "flex_attention", "efficient_attention", "cudnn_attention")
-_SORTED = {"dispatch", "collect", "gather_rows", "scatter_rows"}
-"""Collectives that also bring rows into another order."""
-_COLLECTIVES = _SORTED | {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
 _GATHERS = {"embedding", "index", "index_select", "gather"}
 """Operations that read of their first argument as much as they write."""
 
@@ -161,8 +160,8 @@ def traffic(node: Node) -> tuple[int, int]:
     if is_view(node) or name(node) in ("detach", "empty", "new_empty", "empty_like"):
         return 0, 0
     written = sum(map(nbytes, tensors(node)))
-    if name(node) in _COLLECTIVES and getattr(node.target, "namespace", "") == "piper_core":
-        return (written, written) if name(node) in _SORTED else (0, 0)  # priced as a collective, not as a kernel
+    if kind_of(node) is not Collective.NONE and not is_attention(node):  # priced as a collective, not as a kernel
+        return (written, written) if moves_rows(node) else (0, 0)
     sources = node.all_input_nodes
     if name(node) in _GATHERS and sources:
         return written + sum(nbytes(t) for n in sources[1:] for t in tensors(n)), written

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from piper_core.errors import ConfigError
 from piper_core.frontend.capture import Boxed, boxed, capture, inductor
+from piper_core.frontend.collectives import moves_rows
 from piper_core.frontend.cut import ChunkGraph, Cut, cut
 from piper_core.frontend.recompute import fused, kept
 from piper_core.names import Recompute, Region
@@ -38,6 +39,9 @@ class Step:
     layer (FULL keeps what comes into the layer; embedding and head are kept as they are). ``compiler`` "inductor"
     compiles each chunk graph; without recompute, backwards then do chains of small operations again rather than read
     their results.
+
+    Raises:
+        ConfigError: graphs to be compiled in which the number of rows is known at run time.
     """
 
     def __init__(
@@ -48,6 +52,11 @@ class Step:
         recompute: Recompute = Recompute.NONE,
         compiler: Compiler = "none",
     ) -> None:
+        if compiler == "inductor" and any(moves_rows(node) for piece in made.pieces for node in piece.forward.calls):
+            raise ConfigError(
+                "how many rows reach the experts of a rank is known when a chunk runs, and Inductor compiles for one "
+                "number; experts that ranks divide need compiler 'none'"
+            )
         self.cut = made
         self._compiler = compiler
         self._compiled: dict[tuple[str, tuple[str, ...]], Boxed] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -57,6 +58,13 @@ def test_a_collective_needs_a_communicator() -> None:
     module = rank_module(LLAMA, Degrees(tensor=2), {}, Part(0, 1))
     with pytest.raises(PiperError, match="inside communicating"):
         step(module, torch.zeros(2, 16, 64))
+
+
+def test_rows_counted_at_run_time_are_not_compiled() -> None:
+    made = rank_graphs(MIXTURE, Degrees(expert=2), Part(0, 1), micro_batch=2, seq_len=16)
+    experts = [piece for piece in made.pieces if piece.site.region is Region.EXPERT]
+    with pytest.raises(ConfigError, match="need compiler 'none'"):
+        Step(replace(made, pieces=tuple(experts)), compiler="inductor")
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt", "deepseek"])
