@@ -6,6 +6,7 @@ it is.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -49,8 +50,9 @@ class Job:
 
     @property
     def name(self) -> str:
-        """What the model is called."""
-        return self.architecture.name if self.architecture else str(self.strategy.header.model or "model")
+        """What the model is called, in letters that any file may hold: the last part of a path."""
+        name = self.architecture.name if self.architecture else str(self.strategy.header.model or "model")
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", name.rstrip("/").rpartition("/")[2]) or "model"
 
     @property
     def pp(self) -> int:

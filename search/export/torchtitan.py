@@ -37,7 +37,7 @@ def export(job: Job) -> Export:
         lost += inner.lost
         parallelism |= {"pipeline_parallel_schedule_csv": pipeline_csv.FILE}
     recompute = _recompute(job, lost)
-    model, body = _model(job.architecture) if job.architecture else (None, "")
+    model, body = _model(job.architecture, job.name) if job.architecture else (None, "")
     if model is None:
         lost.append(f"the model {job.name}: TorchTitan's Llama parts cannot describe it, so call apply() on a "
                     "configuration of yours")  # fmt: skip
@@ -142,7 +142,7 @@ PARALLELISM = {literal(parallelism)}
 '''
 
 
-def _model(arch: Architecture) -> tuple[str | None, str]:
+def _model(arch: Architecture, name: str) -> tuple[str | None, str]:
     """Return the kind of the model and the function that describes it; None where it is no Llama."""
     plain = arch.norm == "rms" and arch.activation == "silu" and arch.gated and not arch.experts and not arch.kv_rank
     odd = (arch.bias, arch.qkv_bias, arch.qk_norm, arch.post_norm, arch.learned_positions, arch.scaled_embedding,
@@ -159,7 +159,7 @@ def _model(arch: Architecture) -> tuple[str | None, str]:
     sizes = {"n_layers": arch.layers, "dim": arch.hidden, "n_heads": arch.heads, "n_kv_heads": arch.kv_heads,
              "hidden_dim": arch.ffn}  # fmt: skip
     return "llama3", _LLAMA.format(
-        sizes=literal(sizes), rope=literal(rope), vocab=arch.vocab, dim=arch.hidden, tied=arch.tied, name=arch.name
+        sizes=literal(sizes), rope=literal(rope), vocab=arch.vocab, dim=arch.hidden, tied=arch.tied, name=name
     )
 
 

@@ -6,6 +6,7 @@ import ast
 import csv
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from search.export import EXPORTERS, exporter
 from search.export.base import Export
 from search.export.job import job_of
 from search.export.megatron import layout_text
-from tests.null.export.strategies import data_parallel, pipeline
+from tests.null.export.strategies import MODEL, data_parallel, pipeline
 
 TENSOR = {"op": "shard", "filter": {}, "kind": "sequence", "axis": "tp"}
 RECOMPUTE = {"op": "recompute", "filter": {}, "policy": "full"}
@@ -33,10 +34,11 @@ def lost(made: Export) -> str:
     return "\n".join(made.lost)
 
 
-def tensor() -> Strategy:
+def tensor(*, layers: tuple[int, ...] = (4, 5, 4, 3), model: str = MODEL) -> Strategy:
     """Interleaved over 2 rows, tp 2 with sequence parallelism, dp 2, ZeRO-1, full recompute."""
     return pipeline(
-        "interleaved_1f1b", 2, 4, 2, row=4, mesh={"pp": 2, "dp": 2, "tp": 2}, global_batch=8, layers=[4, 5, 4, 3],
+        "interleaved_1f1b", 2, 4, 2, row=4, mesh={"pp": 2, "dp": 2, "tp": 2}, global_batch=8,
+        layers=list(layers), model=model,
         more=[TENSOR, data_parallel(shard_optimizer=True, bucket_size=50), RECOMPUTE],
     )  # fmt: skip
 
@@ -122,7 +124,7 @@ def test_uneven_tensor_degrees_are_refused() -> None:
 
 
 def test_torchtitan() -> None:
-    made = export(tensor(), "torchtitan")
+    made = export(tensor(model="llama3-8b", layers=(8, 9, 8, 7)), "torchtitan")
     tree = ast.parse(made.files["torchtitan_job.py"])
     values = {
         node.targets[0].id: ast.literal_eval(node.value)
@@ -131,13 +133,15 @@ def test_torchtitan() -> None:
     }
     parallelism = values["PARALLELISM"]
     parts = parallelism["module_fqns_per_model_part"]
-    assert [sum(name.startswith("layers.") for name in part) for part in parts] == [4, 5, 4, 3]
+    assert [sum(name.startswith("layers.") for name in part) for part in parts] == [8, 9, 8, 7]
     assert (parts[0][0], parts[-1][-2:]) == ("tok_embeddings", ["norm", "lm_head"])
     assert parallelism["pipeline_parallel_schedule_csv"] in made.files
     assert (parallelism["tensor_parallel_degree"], parallelism["data_parallel_shard_degree"]) == (2, 2)
     assert values["TRAINING"] == {"local_batch_size": 4, "global_batch_size": 8, "seq_len": 1024}
     assert "FullAC.Config()" in made.files["torchtitan_job.py"]
     assert "ZeRO-1" in lost(made)
+    assert {"def apply", "def job"} <= set(re.findall(r"^def \w+", made.files["torchtitan_job.py"], re.MULTILINE))
+    assert "the model" not in lost(made)
 
 
 def test_torchtitan_leaves_other_models_to_the_person() -> None:
