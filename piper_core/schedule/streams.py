@@ -108,11 +108,26 @@ def assign_lines(units: Units, rule: ChannelRule) -> tuple[list[Channel | Commun
     _, first, inverse = np.unique(combination[meets], return_index=True, return_inverse=True)
     line_of = np.full(len(first), -1, np.int32)
     made: dict[tuple[Any, ...], int] = {}
+    known: dict[tuple[Any, ...], int] = {}  # looked up before communicators, which name every rank
     for i in np.argsort(first).tolist():
-        line_of[i] = made.setdefault(_communicator(units, int(node[meets][first[i]])), len(lines) + len(made))
+        at = int(node[meets][first[i]])
+        key = _short_key(dag, at)
+        if key not in known:
+            known[key] = made.setdefault(_communicator(units, at), len(lines) + len(made))
+        line_of[i] = known[key]
     line[comms[meets]] = line_of[inverse]
     lines += [Communicator(*each) for each in made]
     return lines, line
+
+
+def _short_key(dag: Dag, node: int) -> tuple[Any, ...]:
+    """Return what is alike only where the communicators of two collectives are."""
+    nodes = dag.nodes
+    if nodes.kind[node] == NodeKind.NORM or nodes.axis[node] == Axis.TIE:
+        return (node,)
+    bucket = dag.buckets[int(nodes.bucket[node])]
+    alone = len(bucket.rows) == 1
+    return bucket.state, bucket.expert, bucket.rows, int(nodes.stream[node]), -1 if alone else bucket.parts[0][0]
 
 
 def _communicator(units: Units, node: int) -> tuple[Any, ...]:

@@ -12,11 +12,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from piper_core.ir.dag import Bucket, Dag, Floats, Ints, Policy
-from piper_core.ir.shard_state import Groups, ShardState
+from piper_core.ir.shard_state import Groups
 from piper_core.names import Axis, Collective, NodeKind, Phase, Recompute, Role
 from piper_core.passes.gradient_sync import GRAD_BYTES, bucket_ranks, make_buckets
 from search.cost.base import CostModel
-from search.cost.software import DENSE, OWN, REDUCES, Software
+from search.cost.software import OWN, PROJECTIONS, REDUCES, Software
 
 _Price: TypeAlias = Callable[[int], float]
 
@@ -50,7 +50,7 @@ class _Pricer:
         self.sequences, self.bytes = dag.sequences(), dag.nbytes()
         self.degrees = [(s.tensor_degree, s.sequence, s.context_degree, s.expert_degree) for s in dag.states]
         self.buckets = buckets_of(dag)
-        self.of_bucket: dict[tuple[ShardState, bool, tuple[int, ...]], Groups] = {}
+        self.of_bucket: dict[tuple[int, ...], Groups] = {}
 
     def run(self) -> Floats:
         nodes = self.nodes
@@ -64,7 +64,7 @@ class _Pricer:
             (self.dag.compute, (nodes.chunk, nodes.phase, nodes.splits, nodes.state, nodes.policy), self._compute),
             (
                 inner,
-                (nodes.collective, nodes.axis, nodes.splits, nodes.state, size, self._dense(), nodes.phase),
+                (nodes.collective, nodes.axis, nodes.splits, nodes.state, size, self._projections(), nodes.phase),
                 self._inner,
             ),
             (bucket, (nodes.bucket, nodes.collective, size), self._bucket),
@@ -108,16 +108,17 @@ class _Pricer:
         if axis not in (Axis.TENSOR, Axis.SEQUENCE):
             return once
         region, phase = self.dag.chunks[self.nodes.chunk[i]].region, Phase(int(self.nodes.phase[i]))
-        return once * self.cost.software.repeats(region, phase, Collective(int(self.nodes.collective[i])))
+        return once * self.cost.software.exposed(region, phase, Collective(int(self.nodes.collective[i])))
 
-    def _dense(self) -> Ints:
-        """Return whether each node belongs to attention or a dense feed-forward block, shape (n,)."""
-        dense = np.asarray([chunk.region in DENSE for chunk in self.dag.chunks], np.int32)
-        return np.asarray(dense[self.nodes.chunk])
+    def _projections(self) -> Ints:
+        """Return how many column-parallel modules each node's region may have, shape (n,)."""
+        modules = np.asarray([PROJECTIONS.get(chunk.region, 1) for chunk in self.dag.chunks], np.int32)
+        return np.asarray(modules[self.nodes.chunk])
 
     def _bucket(self, i: int) -> float:
         bucket = self.dag.buckets[self.nodes.bucket[i]]
-        key = (self.dag.states[bucket.state], bucket.expert, bucket.rows)
+        alone = len(bucket.rows) == 1
+        key = (bucket.state, int(bucket.expert), -1 if alone else bucket.parts[0][0], *bucket.rows)
         if key not in self.of_bucket:
             self.of_bucket[key] = bucket_ranks(self.dag, bucket)
         groups, software = self.of_bucket[key], self.cost.software

@@ -15,11 +15,12 @@ from profiler.spec import load_cluster
 from search.cost import RooflineCost
 from search.cost.memory import memory
 from search.cost.price import node_seconds
-from search.simulator import action_seconds, lower_plan, simulate
+from search.simulator import action_seconds, loops, lower_plan, simulate
 
 LIMIT_PRICE_S = 0.005  # 10,000 nodes
-LIMIT_RUN_S = 0.010  # PP4, 64 microbatches, after lowering
-LIMIT_LARGE_RUN_S = 0.100  # 50,000 actions, after lowering
+LIMIT_RUN_S = 0.001  # PP4, 64 microbatches, after lowering
+LIMIT_LARGE_RUN_S = 0.050  # 50,000 actions, after lowering
+SLOWDOWN = 1.126
 
 
 def compiled(pp: int, dp: int, microbatches: int, zero: int, bucket: int | None) -> tuple[Dag, Plan]:
@@ -44,23 +45,34 @@ def compiled(pp: int, dp: int, microbatches: int, zero: int, bucket: int | None)
 
 
 def quickest(work: Callable[[], object], repeats: int = 15) -> float:
-    """Return the median seconds of some runs, after one that warms the caches."""
+    """Return the median seconds of processor time of some runs, after one that warms the caches."""
     work()
     times = []
     for _ in range(repeats):
-        start_s = time.perf_counter()
+        start_s = time.process_time()
         work()
-        times.append(time.perf_counter() - start_s)
+        times.append(time.process_time() - start_s)
     return median(times)
+
+
+def without_numba(work: Callable[[], object]) -> object:
+    """Run with the loops as a process runs them that has simulated little yet."""
+    kept, loops._compiled = loops._compiled, None
+    spent, loops._spent = loops._spent, 0
+    try:
+        return work()
+    finally:
+        loops._compiled, loops._spent = kept, spent
 
 
 def main() -> int:
     """Print the table; return 1 when a limit is broken."""
     cluster = load_cluster("p4de")
     cost = RooflineCost(cluster)
-    columns = ("price", "durations", "lower", "run", "memory", "exposed")
+    columns = ("price", "durations", "lower", "plain run", "run", "contended", "memory", "exposed")
     print(f"{'PP x DP, m, ZeRO':22}{'nodes':>9}{'actions':>9}", *(f"{name + ' ms':>13}" for name in columns))
     kept = True
+    loops.pick(loops.COLD + 1)  # compiles them, or loads them
     for pp, dp, microbatches, zero, bucket in ((4, 8, 64, 1, None), (4, 8, 64, 3, 200), (4, 8, 128, 3, 200)):
         dag, plan = compiled(pp, dp, microbatches, zero, bucket)
         seconds = action_seconds(dag, plan, node_seconds(dag, cost))
@@ -71,7 +83,9 @@ def main() -> int:
             lambda dag=dag: node_seconds(dag, cost),
             lambda dag=dag, plan=plan, nodes=nodes: action_seconds(dag, plan, nodes),
             lambda plan=plan: lower_plan(plan),
+            lambda lowered=lowered, seconds=seconds: without_numba(lambda: simulate(lowered, seconds)),
             lambda lowered=lowered, seconds=seconds: simulate(lowered, seconds),
+            lambda lowered=lowered, seconds=seconds: simulate(lowered, seconds, slowdown=SLOWDOWN),
             lambda dag=dag, simulation=simulation: memory(dag, simulation, cluster.device),
             simulation.exposed_communication_s,
         )  # type: ignore[misc]  # mypy does not infer lambdas with defaults
@@ -80,7 +94,7 @@ def main() -> int:
         print(f"{name:22}{len(dag):9,}{len(plan):9,}", *(f"{found[column] * 1e3:13.2f}" for column in columns))
         kept &= found["price"] <= LIMIT_PRICE_S * max(1.0, len(dag) / 10_000)
         share = max(1.0, len(plan) / 50_000)
-        kept &= found["run"] <= (LIMIT_RUN_S if len(plan) < 5000 else LIMIT_LARGE_RUN_S * share)
-    print(f"limits: price {LIMIT_PRICE_S * 1e3:.0f} ms for 10,000 nodes; run {LIMIT_RUN_S * 1e3:.0f} ms for the first, "
-          f"{LIMIT_LARGE_RUN_S * 1e3:.0f} ms for 50,000 actions")  # fmt: skip
+        kept &= found["contended"] <= (LIMIT_RUN_S if len(plan) < 5000 else LIMIT_LARGE_RUN_S * share)
+    print(f"limits: price {LIMIT_PRICE_S * 1e3:.0f} ms for 10,000 nodes; contended {LIMIT_RUN_S * 1e3:.0f} ms for the")
+    print(f"first, {LIMIT_LARGE_RUN_S * 1e3:.0f} ms for 50,000 actions")
     return 0 if kept else 1
