@@ -19,6 +19,6 @@ def _batch_limits_dp(space: Space) -> list[str]:
     below = batch // gpus * gpus
     would = f"{below} or {below + gpus}" if below else str(gpus)
     return [
-        f"dp is {largest} at most, since it must divide the global batch {batch}; a batch of {would} would allow dp up to "
-        f"{gpus}"
+        f"dp is {largest} at most, since it must divide the global batch {batch}; a batch of {would} would allow dp up "
+        f"to {gpus}"
     ]

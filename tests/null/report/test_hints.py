@@ -15,11 +15,17 @@ def space(gpus: int, batch: int, **fix: tuple[str, ...]) -> Space:
 
 @pytest.mark.parametrize(
     ("gpus", "batch", "words"),
-    [(100, 512, "dp is 4 at most, since it must divide the global batch 512; a batch of 500 or 600 would allow dp up to "
-      "100"), (64, 48, "dp is 16 at most, since it must divide the global batch 48; a batch of 64 would allow dp up to 64")],
-)  # fmt: skip
+    [
+        (
+            100,
+            512,
+            "4 at most, since it must divide the global batch 512; a batch of 500 or 600 would allow dp up to 100",
+        ),
+        (64, 48, "16 at most, since it must divide the global batch 48; a batch of 64 would allow dp up to 64"),
+    ],
+)
 def test_a_batch_that_limits_dp(gpus: int, batch: int, words: str) -> None:
-    assert hints(space(gpus, batch)) == [words]
+    assert hints(space(gpus, batch)) == [f"dp is {words}"]
 
 
 def test_no_hint_where_none_is_needed() -> None:
