@@ -19,6 +19,7 @@ from piper_core.frontend.cut import ChunkGraph, Cut, reach, root, tensors
 from piper_core.frontend.recompute import kept
 from piper_core.ir.dag import Policy
 from piper_core.names import Phase, Recompute
+from piper_core.runtime.quick import quicken
 
 _KEEPS = {Policy.NONE: Recompute.NONE, Policy.SELECTIVE: Recompute.SELECTIVE}
 
@@ -128,7 +129,7 @@ class Macros:
             chunk = ChunkGraph(chunk.phase, chunk.calls, (*stay, *vary), chunk.outputs)
             graph = chunk.graph()
             _add_in_place(graph, chunk, gradients, every, fuse=self._fuse)
-            simplify(graph)
+            quicken(graph)
             module = GraphModule(self.cut.joint.module, graph, f"Macro{spec[0].phase.name}")
             self._made[key] = Macro(
                 boxed(module),
@@ -180,14 +181,3 @@ def _product(node: Node, value: Node) -> Node | None:
             return None
         value = value.all_input_nodes[0]
     return value if value.target is torch.ops.aten.mm.default and len(value.users) == 1 else None
-
-
-def simplify(graph: Graph) -> None:
-    """Take out transposes of transposes, of which autograd writes many, and views that nobody reads."""
-    transpose = torch.ops.aten.t.default
-    for node in list(graph.nodes):
-        if node.target is transpose and node.all_input_nodes[0].target is transpose:
-            node.replace_all_uses_with(node.all_input_nodes[0].all_input_nodes[0])
-    for node in reversed(list(graph.nodes)):
-        if node.target is transpose and not node.users:
-            graph.erase_node(node)

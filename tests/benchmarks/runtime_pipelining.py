@@ -1,0 +1,213 @@
+"""Steps against torch.distributed.pipelining: same model, order, loss and optimizer, two gloo ranks, a thread each.
+
+Both systems live in the same two processes and take turns; of each pair of steps the ratio of times is taken, and the
+median of ratios is shown. Limits hold on a machine that does nothing else: PIPER_BENCH_SHARED=1 prints without judging.
+PIPER_BENCH_PAIRS sets the number of pairs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+RANKS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A model and how it is cut; ``limit`` is the greatest geometric mean of ratios, ``each`` the greatest ratio."""
+
+    name: str
+    hidden: int
+    seq_len: int
+    microbatches: int
+    layers: int
+    pairs: int
+    limit: float
+    each: float
+
+
+SHAPES = (
+    Shape("compute", 512, 256, 8, 8, 9, 0.97, 1.0),
+    Shape("runtime", 64, 32, 64, 8, 9, 0.7, 1.0),
+)
+SCHEDULES = {
+    "GPipe": ("ScheduleGPipe", "gpipe", 1),
+    "1F1B": ("Schedule1F1B", "1f1b", 1),
+    "Interleaved1F1B": ("ScheduleInterleaved1F1B", "interleaved_1f1b", 2),
+    "InterleavedZeroBubble": ("ScheduleInterleavedZeroBubble", "", 2),
+    "ZBV": ("ScheduleZBVZeroBubble", "zbv", 2),
+    "DualPipeV": ("ScheduleDualPipeV", "dualpipev", 2),
+}
+"""torch's class; our family, "" for torch's own order; stages on each rank."""
+
+
+def main() -> int:
+    """Print the table; return 1 when a limit is broken."""
+    from tests.torch_cpu.parallel.ranks import on_ranks
+
+    chosen = os.environ.get("PIPER_BENCH_SCHEDULES", ",".join(SCHEDULES)).split(",")
+    shapes = [s for s in SHAPES if s.name in os.environ.get("PIPER_BENCH_SHAPES", "compute,runtime")]
+    judged, kept = os.environ.get("PIPER_BENCH_SHARED", "") in ("", "0"), True
+    for shape in shapes:
+        ratios = []
+        print(f"{shape.name}: hidden {shape.hidden}, sequence {shape.seq_len}, {shape.layers} layers, "
+              f"{shape.microbatches} microbatches")  # fmt: skip
+        print(f"{'schedule':24}{'ours ms':>9}{'torch ms':>10}{'ratio':>8}{'limit':>7}")
+        for schedule in chosen:
+            with tempfile.TemporaryDirectory() as folder:
+                found = on_ranks(compare, RANKS, f"{folder}/store", shape, schedule)
+            ours, theirs, each = (max(f[0] for f in found), max(f[1] for f in found), found[0][2])
+            ratios.append(each)
+            print(f"{schedule:24}{1e3 * ours:9.1f}{1e3 * theirs:10.1f}{each:8.3f}{shape.each:7.2f}", flush=True)
+        mean = statistics.geometric_mean(ratios)
+        print(f"{'geometric mean':24}{mean:27.3f}{shape.limit:7.2f}", flush=True)
+        kept &= mean <= shape.limit and max(ratios) <= shape.each
+    return 0 if kept or not judged else 1
+
+
+def compare(rank: int, shape: Shape, schedule: str) -> tuple[float, float, float]:
+    """Return the medians of our and torch's step and of their ratio, on one rank."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    cores = sorted(range(os.cpu_count() or 1))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    torch.manual_seed(0)
+    tokens, targets = (torch.randint(0, VOCAB, (shape.microbatches, shape.seq_len)) for _ in range(2))
+    theirs, order = torch_step(rank, shape, schedule, tokens, targets)
+    ours = our_step(rank, shape, schedule, order, tokens, targets)
+    losses = ours(), theirs()
+    if rank == RANKS - 1 or losses[0]:
+        found = [x for x in losses if x]
+        assert len(found) < 2 or abs(found[0] - found[1]) < 1e-4 * abs(found[1]), losses
+    times: list[tuple[float, float]] = []
+    pairs = int(os.environ.get("PIPER_BENCH_PAIRS", shape.pairs))
+    for pair in range(pairs + 1):
+        taken = {}
+        for which in (0, 1) if pair % 2 else (1, 0):
+            dist.barrier()
+            start = time.perf_counter()
+            (ours, theirs)[which]()
+            dist.barrier()
+            taken[which] = time.perf_counter() - start
+        times.append((taken[0], taken[1]))
+    times = times[1:]
+    return (
+        statistics.median(a for a, _ in times),
+        statistics.median(b for _, b in times),
+        statistics.median(a / b for a, b in times),
+    )
+
+
+VOCAB = 512
+
+
+def _architecture(shape: Shape) -> Any:
+    from piper_core.arch.record import Architecture
+
+    return Architecture("bench", shape.layers, shape.hidden, 4 * shape.hidden, 8, 8, shape.hidden // 8, VOCAB)
+
+
+def torch_step(
+    rank: int, shape: Shape, schedule: str, tokens: Any, targets: Any
+) -> tuple[Callable[[], float], dict[int, list[Any]] | None]:
+    """Return a step of torch's runtime, and the order that its schedule has, if it says."""
+    import torch
+    from torch.distributed import pipelining
+
+    from piper_core.models.stage import Part, build_stage
+
+    kind, _, virtual = SCHEDULES[schedule]
+    architecture, count = _architecture(shape), RANKS * virtual
+    size = shape.layers // count
+    v_shaped = schedule in ("ZBV", "DualPipeV")
+    mine = [rank + RANKS * k for k in range(virtual)]
+    if v_shaped:
+        mine = [rank, count - 1 - rank]
+    stages, modules = [], []
+    for s in mine:
+        part = Part(s * size, (s + 1) * size, embed=s == 0, head=s == count - 1)
+        module = build_stage(architecture, part, seed=1)
+        modules.append(module)
+        stages.append(pipelining.PipelineStage(module, s, count, torch.device("cpu")))
+    make = getattr(pipelining.schedules, kind)
+
+    def loss(logits: Any, target: Any) -> Any:
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten())
+
+    runs = make(stages if virtual > 1 else stages[0], shape.microbatches, loss_fn=loss)
+    optimizer = torch.optim.AdamW([p for m in modules for p in m.parameters()], 1e-3, fused=True)
+    first, last = 0 in mine, count - 1 in mine
+
+    def step() -> float:
+        losses: list[Any] = []
+        optimizer.zero_grad()
+        runs.step(*([tokens] if first else []), **({"target": targets, "losses": losses} if last else {}))
+        optimizer.step()
+        return float(torch.stack(losses).mean()) if losses else 0.0
+
+    return step, getattr(runs, "pipeline_order", None)
+
+
+def our_step(
+    rank: int, shape: Shape, schedule: str, order: dict[int, list[Any]] | None, tokens: Any, targets: Any
+) -> Callable[[], float]:
+    """Return a step of ours."""
+    from piper_core.arch.closed_form import model_chunks
+    from piper_core.ir.action import format_slots
+    from piper_core.ir.dag import training_dag
+    from piper_core.names import Sync
+    from piper_core.program.program import Program
+    from piper_core.runtime.gloo import GlooCommunicator
+    from piper_core.runtime.lowering import Lowering
+    from piper_core.runtime.model import ArchitectureSource
+    from piper_core.runtime.optimizer import AdamW
+    from piper_core.runtime.program import RankProgram, Training
+    from piper_core.schedule.compile import compile_program
+    from piper_core.schedule.families import get_family
+    from piper_core.schedule.grid import rows_of_stage
+
+    _, family, virtual = SCHEDULES[schedule]
+    architecture, count = _architecture(shape), RANKS * virtual
+    if family:
+        chosen = get_family(family)
+        homes = [rows[0] for rows in rows_of_stage(chosen.layout, RANKS, virtual)]
+        grid = chosen.grid(RANKS, shape.microbatches, virtual)
+        rows = {str(r): format_slots(row) for r, row in enumerate(grid.rows)}
+    else:
+        assert order is not None
+        homes = [s % RANKS for s in range(count)]
+        rows = {str(r): " ".join(filter(None, (_word(a) for a in actions))) for r, actions in order.items()}
+    data = [
+        {"op": "stage", "layers_per_stage": [shape.layers // count] * count},
+        {"op": "split", "filter": {}, "dim_name": "MB", "num_microbatches": shape.microbatches},
+        *({"op": "place", "filter": {"PP": s}, "devices": [row]} for s, row in enumerate(homes)),
+        {"op": "order", "actions": rows},
+    ]
+    dag = training_dag(model_chunks(architecture, shape.seq_len), global_batch=shape.microbatches, sync=Sync.NONE)
+    compiled = compile_program(Program.parse(data), dag)
+    lowering = Lowering(compiled, ArchitectureSource(architecture, 1, shape.seq_len, seed=1))
+    program = RankProgram(lowering, rank, GlooCommunicator(), Training(AdamW(1e-3)))
+    return lambda: float(program.step(tokens, targets))
+
+
+def _word(action: Any) -> str:
+    """Return an action of torch's in our words."""
+    match = re.fullmatch(r"(\d+)(F|B|I|W)(\d+)", str(action)) if action is not None else None
+    if match is None:
+        return ""
+    kind = {"F": "F", "B": "B", "I": "BI", "W": "BW"}[match[2]]
+    return f"{match[1]}{kind}{match[3]}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
