@@ -8,6 +8,7 @@ from typing import Literal
 from piper_core.arch.chunk import AttentionKernel, Fusion
 from piper_core.arch.contract import check_degree, legal_degrees
 from piper_core.arch.record import Architecture
+from piper_core.directives.stage import holds_nothing
 from piper_core.errors import ConfigError
 from piper_core.names import Recompute, ShardKind, Sync
 from piper_core.program.strategy import MAX_GPUS
@@ -15,7 +16,7 @@ from piper_core.schedule.families import get_family
 from piper_core.schedule.grid import Layout
 from profiler.spec import Cluster
 from search.cost.software import OWN, Software
-from search.space import Configuration, divisors
+from search.space import OUTERS, Configuration, divisors
 
 Dtype = Literal["bf16", "fp16"]
 POLICIES = (str(Recompute.NONE), str(Recompute.SELECTIVE), str(Recompute.FULL))
@@ -40,7 +41,8 @@ class Request:
     ``dp`` counts the ranks that divide the batch; experts lie inside it. ``recompute`` is none, selective, full, or a
     number of layers of each stage. ``layers`` is layers per stage, or ``even`` or ``balanced`` (by time, embedding and
     head counted). ``bucket_mib`` is the size of gradient buckets: about one layer where None, 0 for one bucket a stage.
-    ``software`` is what trains it: this project's own runtime where nothing is said.
+    ``outer`` is the outermost axis of the mesh on the topology, pp or dp; ``prefetch`` how many gathers of parameters
+    may run ahead of compute. ``software`` is what trains it: this project's own runtime where nothing is said.
     """
 
     architecture: Architecture
@@ -64,6 +66,8 @@ class Request:
     sync: Sync = Sync.GLOBAL_NORM
     layers: tuple[int, ...] | str = "even"
     bucket_mib: int | None = None
+    outer: str = OUTERS[0]
+    prefetch: int = 1
     software: Software = OWN
 
     def resolve(self) -> Configuration:
@@ -88,18 +92,20 @@ class Request:
             raise ConfigError(f"{what} needs each stage on one row, and {name} has it on two; use dualpipev")
         config = Configuration(
             pp, tp, dp, self.ep, name, v, zero, b, m, self.recompute, self.sequence_parallel and tp > 1,
-            self.layers if isinstance(self.layers, str) else "even", cp,
+            self.layers if isinstance(self.layers, str) else "even", cp, outer=self.outer, prefetch=self.prefetch,
         )  # fmt: skip
         self._check_layers(config.stages)
         return config
 
     def _check_ranges(self) -> None:
         counts = ("gpus", "global_batch", "seq_len", "micro_batch", "num_microbatches", "tp", "pp", "dp", "ep", "cp",
-                  "virtual_stages")  # fmt: skip
+                  "virtual_stages", "prefetch")  # fmt: skip
         for name in counts:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, found {value}")
+        if self.outer not in OUTERS:
+            raise ConfigError(f"outer must be {' or '.join(OUTERS)}, found {self.outer[:40]!r}")
         if self.zero not in range(4):
             raise ConfigError(f"zero must be 0, 1, 2 or 3, found {self.zero}")
         if self.recompute not in POLICIES and not (self.recompute.isascii() and self.recompute.isdecimal()):
@@ -205,7 +211,7 @@ class Request:
                 raise ConfigError(f"layers must be even, balanced or a list of numbers, found {self.layers[:40]!r}")
             if stages > layers:
                 raise ConfigError(f"{stages} stages are more than the {layers} layers of {self.architecture.name}")
-        elif len(self.layers) != stages or sum(self.layers) != layers or min(self.layers) < 1:
+        elif len(self.layers) != stages or sum(self.layers) != layers or holds_nothing(self.layers):
             raise ConfigError(
                 f"layers per stage {','.join(map(str, self.layers))[:60]} are {len(self.layers)} numbers with sum "
                 f"{sum(self.layers)}; give {stages} of at least 1 with sum {layers}"

@@ -63,10 +63,17 @@ def balanced(weights: Sequence[float], stages: int) -> tuple[int, ...]:
     return tuple(cut(values[low]) or ())
 
 
+def holds_nothing(counts: Sequence[int]) -> bool:
+    """Return whether a stage has no layer, and neither the embedding nor the head by itself."""
+    ends = (0, len(counts) - 1) if len(counts) > 1 else ()
+    return not counts or any(n < (0 if s in ends else 1) for s, n in enumerate(counts))
+
+
 @dataclass(frozen=True, slots=True)
 class Stage(Directive["Ints"]):
     """Set ``PP`` from ``LAYER``: by cuts (first layer of each stage but the first), by layers per stage, or
-    into a number of ``stages`` whose heaviest is as light as can be. Uneven is legal; no layer is dropped.
+    into a number of ``stages`` whose heaviest is as light as can be. Uneven is legal; no layer is dropped. The first
+    stage may hold the embedding alone, the last one the head: 0 layers.
 
     Rewrite::
 
@@ -110,12 +117,13 @@ class Stage(Directive["Ints"]):
             return balanced(layer_weights(dag), self.stages)
         if self.layers_per_stage is not None:
             counts = self.layers_per_stage
-            if not counts or min(counts) < 1 or sum(counts) != layers:
+            if holds_nothing(counts) or sum(counts) != layers:
                 raise DirectiveError(
-                    f"layers_per_stage adds up to {sum(counts)} of {layers} layers"
-                    if counts and min(counts) > 0
-                    else "layers_per_stage has an empty stage",
-                    expected=f"positive counts with sum {layers}",
+                    "layers_per_stage has an empty stage"
+                    if holds_nothing(counts)
+                    else f"layers_per_stage adds up to {sum(counts)} of {layers} layers",
+                    expected=f"positive counts with sum {layers} (0 for a first stage of the embedding alone, "
+                    "or a last one of the head)",
                     found=str(list(counts)),
                 )
             return counts
@@ -134,9 +142,9 @@ class Stage(Directive["Ints"]):
         if dag.microbatches or dag.groups:
             raise DirectiveError("stage comes after split or place", expected="stage first")
         counts = self.counts(dag)
-        stage_of_layer = np.repeat(np.arange(len(counts)), counts)
-        layer = dag.chunk_tag("LAYER")[dag.nodes.chunk]
-        return stage_of_layer[np.clip(layer, 0, len(stage_of_layer) - 1)].astype(np.int32)
+        stage_of = np.concatenate([np.repeat(np.arange(len(counts)), counts), [len(counts) - 1, 0]])
+        layer = dag.chunk_tag("LAYER")[dag.nodes.chunk]  # -1, the embedding, is the last entry
+        return stage_of[np.minimum(layer, dag.model.layers)].astype(np.int32)
 
     @classmethod
     def rewrite(cls, dag: Dag, edits: Sequence[Ints]) -> Dag:

@@ -47,7 +47,7 @@ def collective_seconds(cluster: Cluster, kind: Collective, size: float, shape: G
         case Collective.ALL_REDUCE:
             return 1.4 * latency + 2 * share * _ramped(cluster, size) / ring
         case Collective.ALL_GATHER | Collective.REDUCE_SCATTER:
-            return latency + share * _ramped(cluster, size) / ring
+            return _ring_latency(cluster, shape) + share * _ramped(cluster, size) / ring
         case Collective.ALL_TO_ALL:
             outside = (members - shape.fewest) / members if shape.nodes > 1 else 0.0
             one = network / shape.fewest
@@ -107,6 +107,15 @@ def _latency(cluster: Cluster, shape: GroupShape) -> float:
         cluster.collective_latency_s
         + cluster.link_latency_s * (shape.most - 1)
         + cluster.network_latency_s * log2(shape.nodes)
+    )
+
+
+def _ring_latency(cluster: Cluster, shape: GroupShape) -> float:
+    """Fixed part where a ring alone will do: start, and a step for each member but one."""
+    return (
+        cluster.collective_latency_s
+        + cluster.link_latency_s * (shape.size - shape.nodes)
+        + cluster.network_latency_s * (shape.nodes - 1)
     )
 
 

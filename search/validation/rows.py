@@ -134,6 +134,8 @@ def _recompute(row: Row) -> str:
     policy = _text(row, "activation_recompute")
     if policy in ("none", "selective", "full"):
         return policy
+    if policy == "selective-layer(every 2nd)" and _count(row, "pp") == 1:
+        return str(_count(row, "layers") // 2)
     if not policy:
         raise NotExpressedError("activation_recompute is not published")
     raise NotExpressedError(f"recompute {policy!r}: this choice of saved tensors is not modelled")
@@ -182,7 +184,8 @@ def _kernels(row: Row, architecture: Architecture) -> Kernels:
     if "Composer" in framework:
         return Kernels("triton")
     if architecture.gated:
-        return Kernels("flash2" if flash else "unfused", "unfused" if "torchtitan" in framework else "fused")
+        eager = "InternEvo" in framework or ("torchtitan" in framework and "compile" not in framework)
+        return Kernels("flash2" if flash else "unfused", "unfused" if eager else "fused")
     return Kernels("flash2" if flash else "unfused", dropout=True)
 
 
@@ -204,6 +207,8 @@ def _software(row: Row) -> Software:
     if "InternEvo" in framework:
         group = re.search(r"zero1 group=(\d+)", _text(row, "notes"))
         return Software(gradient_bytes=2, shard_group=int(group[1]) if group else 0)
-    if "Megatron" in framework and dtype == "fp16":
+    if "Megatron" in framework and "2021" not in _text(row, "source"):
+        return Software(gradient_bytes=2 if dtype == "fp16" else 4, hides_backward=True)
+    if "Megatron" in framework or "DeepSpeed" in framework:
         return Software(gradient_bytes=2)
     return OWN

@@ -126,7 +126,9 @@ def test_a_reduction_is_a_scatter_and_a_gather(model: CostModel, size: float, gr
         model.collective_s(kind, size, group)
         for kind in (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.ALL_GATHER)
     )
-    assert max(scatter, gather) < reduce <= scatter + gather
+    assert reduce <= scatter + gather
+    if max(group) < 8 or size > 1e8:  # across nodes, a small reduction is a tree; scatters and gathers are rings
+        assert max(scatter, gather) < reduce
 
 
 def test_a_group_across_nodes_is_slower_than_inside_one() -> None:
