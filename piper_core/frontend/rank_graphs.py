@@ -5,9 +5,10 @@ The graphs of a part of a model are those of every rank; a rank differs in its p
     degrees = Degrees(tensor=2, sequence=True, expert=2)
     part = Part(0, 4, embed=True)                               # a stage: embedding and layers 0 to 3
     cut = rank_graphs(architecture, degrees, part, micro_batch=1, seq_len=512)
-    module = rank_module(architecture, degrees, {"tensor": 1, "expert": 0}, part)
+    place = {"tensor": 1, "expert": 0}
+    module = rank_module(architecture, degrees, place, part)
     with communicating(ProcessGroups({"tensor": one_group, "expert": another})):
-        outputs, gradients = Step(cut, split_backward=True)(module, rank_part(tokens, degrees, place))
+        outputs, gradients = Step(cut)(module, rank_part(tokens, degrees, place), tangents=[upstream])
 
 ``cut.pieces`` are the chunks in forward order, with F, B, BI, BW and R; ``cut.joint`` names what comes in and goes out:
 ``inputs`` (tokens, or hidden states of the stage before; then targets, with a head), ``outputs`` (hidden states, or the

@@ -43,6 +43,13 @@ class Case:
     degrees: Degrees
     routing: Routing = "none"
 
+    def __str__(self) -> str:
+        d = self.degrees
+        sizes = {"tp": d.tensor, "ep": d.expert, "cp": d.context}
+        parts = [f"{axis}{ranks}" for axis, ranks in sizes.items() if ranks > 1]
+        parts += ["sequence"] * d.sequence + [d.method] * (d.context > 1) + [self.routing] * (self.routing != "none")
+        return "-".join([self.architecture.name, *parts])
+
     @property
     def modes(self) -> tuple[Mode, ...]:
         """All modes where token counts differ."""
