@@ -112,7 +112,8 @@ def describe(config: Configuration) -> dict[str, Any]:
         "pp": config.pp, "tp": config.tp, "dp": config.dp, "ep": config.ep, "cp": config.cp,
         "schedule": config.schedule, "virtual_stages": config.virtual_stages, "zero_stage": config.zero,
         "micro_batch": config.micro_batch, "num_microbatches": config.num_microbatches,
-        "recompute": config.recompute, "sequence_parallel": config.sequence_parallel,
+        "recompute": config.recompute, "sequence_parallel": config.sequence_parallel, "outer": config.outer,
+        "prefetch": config.prefetch,
     }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from piper_core.errors import ConfigError
 from profiler import console
-from profiler.console import Parser, at_least_one
+from profiler.console import Parser, at_least_one, integer
 
 if TYPE_CHECKING:
     from search.predict import Prediction
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 DEGREES = ("tp", "pp", "dp", "ep", "cp")
 FLAGS = ("model", "gpus", "global_batch", "seq_len", "micro_batch", "num_microbatches", *DEGREES, "virtual_stages",
          "zero", "schedule", "recompute", "sequence_parallel", "attention", "norm", "dtype", "sync", "layers",
-         "bucket_mib")  # fmt: skip
+         "bucket_mib", "outer", "prefetch")  # fmt: skip
 """Options that describe a strategy; with a FILE they have no place."""
 
 
@@ -28,8 +28,9 @@ def add_options(parser: Parser) -> None:
         parser.add_argument(f"--{flag}", help=text, **more)  # type: ignore[arg-type]  # argparse's own overloads
 
     parser.add_argument("of_file", nargs="?", type=Path, metavar="FILE", help="a strategy file; or say it by options:")
-    option("model", "a preset, or a Hugging Face config.json or its directory")
-    option("cluster", "an id (piper-search clusters) or a file of your own (default: the file's own, or p4de)")
+    option("model", "a preset, or a Hugging Face config.json or its directory", metavar="MODEL")
+    option("cluster", "an id (piper-search clusters) or a file of your own (default: the file's own, or p4de)",
+           metavar="ID")  # fmt: skip
     option("gpus", "number of GPUs (default: the product of the degrees)", type=at_least_one, metavar="N")
     option("global-batch", "sequences in a step", type=at_least_one, metavar="N")
     option("seq-len", "tokens in a sequence (default: 4096)", type=at_least_one, metavar="N")
@@ -38,7 +39,7 @@ def add_options(parser: Parser) -> None:
     for name, what in zip(DEGREES, ("tensor", "pipeline", "data", "expert", "context"), strict=True):
         option(name, f"{what} degree", type=at_least_one, metavar="N")
     option("virtual-stages", "stages of each pipeline rank", type=at_least_one, metavar="N")
-    option("zero", "ZeRO stage (default: 0)", type=int, choices=range(4))
+    option("zero", "ZeRO stage (default: 0)", type=integer, choices=range(4))
     option("schedule", "schedule family (default: 1f1b, with virtual stages interleaved_1f1b)", metavar="NAME")
     option("recompute", "none, selective, full, or the number of layers of each stage (default: none)", metavar="WHAT")
     option("sequence-parallel", "with --tp: divide the sequence too", action="store_true", default=None)
@@ -49,6 +50,9 @@ def add_options(parser: Parser) -> None:
     option("layers", "layers per stage: even, balanced, or 9,9,10,8 (default: even)", type=_layers, metavar="HOW")
     option("bucket-mib", "size of gradient buckets, 0 for one a stage (default: about one layer)", type=_mib,
            metavar="MIB")  # fmt: skip
+    option("outer", "outermost axis of the mesh on the topology (default: pp)", choices=("pp", "dp"))
+    option("prefetch", "gathers of parameters that may run ahead of compute (default: 1)", type=at_least_one,
+           metavar="N")  # fmt: skip
     option("timeline", "write a picture (.html, .svg) or a Perfetto trace (.json) of the step", type=Path,
            metavar="FILE")  # fmt: skip
 

@@ -142,6 +142,14 @@ def test_more_bandwidth_never_slows_without_contention(fields: dict[str, Any]) -
         last = simulation.makespan_s
 
 
+def test_the_outermost_axis_decides_who_is_near() -> None:
+    """Four nodes: with pp outermost, a row and its data parallel groups stay inside one; with dp, the pipeline does."""
+    near, far = (run(gpus=32, pp=4, dp=8, global_batch=64, outer=outer, zero=1) for outer in ("pp", "dp"))
+    assert str(near.strategy.header.mesh) != str(far.strategy.header.mesh)
+    assert near.score.exposed_communication_s["reduce"] < far.score.exposed_communication_s["reduce"]
+    assert near.score.exposed_communication_s["pipeline"] > far.score.exposed_communication_s["pipeline"]
+
+
 def test_slower_kernels_cost_more() -> None:
     fast, slow = (
         run(seq_len=2048, kernels=Kernels(attention=kind, norm=norm)).score
