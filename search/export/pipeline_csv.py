@@ -13,6 +13,7 @@ import io
 from piper_core.errors import ConfigError
 from piper_core.ir.action import PHASE_OF_KIND, Action, ActionKind, Slot
 from search.cli.show import compute_slots, count
+from search.export import schedule_script
 from search.export.base import Export
 from search.export.job import Job
 
@@ -21,7 +22,7 @@ _LETTER = {ActionKind.F: "F", ActionKind.B: "B", ActionKind.BI: "I", ActionKind.
 
 
 def export(job: Job) -> Export:
-    """Return ``schedule.csv``.
+    """Return ``schedule.csv``, and ``run_schedule.py``, which runs it on a small model.
 
     Raises:
         ConfigError: a stage on two rows, which torch's runtime does not have.
@@ -43,13 +44,15 @@ def export(job: Job) -> Export:
         for row in range(job.pp)
     )
     return Export(
-        {FILE: text_of(rows)},
+        {FILE: text_of(rows), schedule_script.FILE: schedule_script.script(job, FILE)},
         tuple(lost),
         (
             f"{count(job.pp, 'pipeline rank')}, {count(job.stages, 'stage')} of {layers} layers, "
             f"{count(job.microbatches, 'microbatch', 'es')}; {stages}",
             f"runtime = _PipelineScheduleRuntime(stages, n_microbatches={job.microbatches}, loss_fn=loss_fn); "
             f"runtime._load_csv({FILE!r})",
+            f"torchrun --standalone --nproc-per-node {job.pp} {schedule_script.FILE} runs it on a small model, and "
+            "compares gradients with autograd's",
             "torch scales gradients by 1 / microbatches (scale_grads=True), for a loss that is a mean",
         ),
     )

@@ -33,7 +33,7 @@ def export(job: Job) -> Export:
     notes = [f"sh {RUN} on each node; TorchTitan finds tokenizer, data and optimizer where torchtitan_job.py says"]
     if job.pp > 1:
         inner = pipeline_csv.export(job)
-        files |= inner.files
+        files |= {pipeline_csv.FILE: inner.files[pipeline_csv.FILE]}
         lost += inner.lost
         parallelism |= {"pipeline_parallel_schedule_csv": pipeline_csv.FILE}
     recompute = _recompute(job, lost)

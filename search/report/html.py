@@ -155,10 +155,11 @@ def _timeline_tools(best: Prediction) -> str:
         for kind, colour in COLOURS.items()
         if kind in used
     )
+    checked = " checked" if len(best.memory.rows) <= 8 else ""
     return (
         '<div class="tools"><button id="in">zoom in</button><button id="out">zoom out</button>'
         '<button id="whole">whole step</button>'
-        '<label><input type="checkbox" id="streams" checked> communication streams</label>'
+        f'<label><input type="checkbox" id="streams"{checked}> communication streams</label>'
         f"<span>wheel zooms, dragging moves</span>{keys}</div>"
     )
 

@@ -8,7 +8,7 @@
   const GIB = 2 ** 30;
   const tip = document.getElementById("tip");
   const all = { from: 0, to: data.end };
-  let view = { ...all }, streams = true;
+  let view = { ...all }, streams = document.getElementById("streams").checked;
 
   const seconds = (s) => {
     const size = Math.abs(s);

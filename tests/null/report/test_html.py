@@ -120,7 +120,7 @@ def test_what_is_no_result(data: dict[str, Any], best: Prediction) -> None:
 
 
 def test_what_a_search_writes(folder: Path) -> None:
-    assert sorted(path.name for path in folder.iterdir()) == sorted([BEST, RESULT, REPORT, TIMELINE])
+    assert {path.name for path in folder.iterdir()} >= {BEST, RESULT, REPORT, TIMELINE}
     data = json.loads((folder / RESULT).read_text())
     assert data["search"]["model"] == "piper-1b"
     assert "wins: " in data["headline"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ from search.export import exporter
 from search.export.job import job_of
 from tests.null.export.strategies import pipeline
 
+SCRIPT = pipeline("zbv", 2, 4, 2, layers=[2, 1, 1, 1], model="dense:5")
 CASES = (
     ("gpipe", 2, 3, 1, [1, 2]),
     ("1f1b", 2, 5, 1, [3, 1]),
@@ -51,3 +54,19 @@ def test_torch_runs_the_schedule_with_right_gradients(tmp_path: Path) -> None:
         errors = json.loads(out)
         assert len(errors) == len(CASES)
         assert max(errors) < 1e-10, dict(zip(CASES, errors, strict=True))
+
+
+@pytest.mark.slow
+def test_the_exported_script_runs(tmp_path: Path) -> None:
+    """What a person does with the files: torchrun, and the gradients are right."""
+    for name, text in exporter("csv")(job_of(SCRIPT)).files.items():
+        (tmp_path / name).write_text(text)
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(tmp_path / "run_schedule.py")]
+    done = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, timeout=180, check=False, cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    errors = dict(re.findall(r"rank (\d): .*? gradient (\S+)", done.stdout))
+    assert set(errors) == {"0", "1"}, done.stdout
+    assert max(map(float, errors.values())) < 1e-12
