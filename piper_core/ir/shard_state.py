@@ -68,15 +68,7 @@ class ShardState:
     def slices(self, row: Ranks) -> tuple[tuple[int, int, int], ...]:
         """Return which part of the batch, of the sequence, and of a sequence-parallel activation each rank of ``row``
         holds, by position."""
-        members = set(row)
-        data = self.replication.groups if self.replication else ()
-        kinds = (data, self.context, self.tensor if self.sequence else ())
-        places = [
-            {rank: i for group in groups for i, rank in enumerate([r for r in group if r in members])}
-            for groups in kinds
-        ]
-        columns = ([place.get(r, 0) for r in row] if place else [0] * len(row) for place in places)
-        return tuple(zip(*columns, strict=True))
+        return _slices(self, row)
 
     def tensor_places(self, row: Ranks) -> tuple[int, ...]:
         """Return which tensor shard each rank of ``row`` holds, by position."""
@@ -92,6 +84,19 @@ class ShardState:
         members = set(row)
         sizes = {len(members.intersection(group)) for group in self.replication.groups} - {0}
         return max(sizes, default=1)
+
+
+@lru_cache(maxsize=64)
+def _slices(state: ShardState, row: Ranks) -> tuple[tuple[int, int, int], ...]:
+    """Return :meth:`ShardState.slices`, which names every rank of a row and is asked for again and again."""
+    members = set(row)
+    data = state.replication.groups if state.replication else ()
+    kinds = (data, state.context, state.tensor if state.sequence else ())
+    places = [
+        {rank: i for group in groups for i, rank in enumerate([r for r in group if r in members])} for groups in kinds
+    ]
+    columns = ([place.get(r, 0) for r in row] if place else [0] * len(row) for place in places)
+    return tuple(zip(*columns, strict=True))
 
 
 @lru_cache(maxsize=4096)
