@@ -67,8 +67,10 @@ def token_groups(dag: Dag, stage: int, rank: int, sequence: bool) -> list[Ranks]
     """Return the groups over which the tokens of a stage are divided, of which a rank is a member."""
     mine = dag.compute & (dag.nodes.stage == stage)
     rows = tuple(dag.groups[g] for g in sorted(set(dag.nodes.group[mine].tolist())))
-    state = dag.states[int(dag.nodes.state[mine][0])]
-    found = [next(g for g in reduction_groups(replace(state, expert=()), rows) if rank in g)]
+    states = [dag.states[index] for index in sorted(set(dag.nodes.state[mine].tolist()))]  # of all rows of the stage
+    context = tuple(dict.fromkeys(group for state in states for group in state.context))
+    whole = replace(states[0], expert=(), context=context)
+    found = [next(group for group in reduction_groups(whole, rows) if rank in group)]
     if sequence:
-        found += [group for group in state.tensor if rank in group]
+        found += dict.fromkeys(group for state in states for group in state.tensor if rank in group)
     return found
