@@ -1,8 +1,8 @@
 """A TorchTitan job (0.3): a Python configuration, the pipeline schedule that it loads, and how to start it.
 
 TorchTitan takes its configuration from a function that returns ``Trainer.Config``:
-``--module torchtitan_job --config job``. Dense models of the Llama kind are described whole, from TorchTitan's own
-parts; for other models ``apply`` puts the parallelism of the strategy on a configuration of yours.
+``--module torchtitan_job --config job``. Models of the Llama and Qwen3 kinds, Mixtral among them, are described whole
+from its own parts; for other models ``apply`` puts the parallelism of the strategy on a configuration of yours.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Any
 
-from piper_core.arch.record import Architecture
 from piper_core.errors import ConfigError
 from piper_core.schedule.grid import Layout
-from search.export import pipeline_csv
+from search.export import pipeline_csv, torchtitan_model
 from search.export.base import Export
 from search.export.job import Job
 from search.export.python_text import literal
@@ -37,10 +36,10 @@ def export(job: Job) -> Export:
         lost += inner.lost
         parallelism |= {"pipeline_parallel_schedule_csv": pipeline_csv.FILE}
     recompute = _recompute(job, lost)
-    model, body = _model(job.architecture, job.name) if job.architecture else (None, "")
-    if model is None:
-        lost.append(f"the model {job.name}: TorchTitan's Llama parts cannot describe it, so call apply() on a "
-                    "configuration of yours")  # fmt: skip
+    body = torchtitan_model.function(job.architecture, job.name, lost) if job.architecture else ""
+    if not body:
+        lost.append(f"the model {job.name}: neither TorchTitan's Llama nor its Qwen3 parts describe it, so call "
+                    "apply() on a configuration of yours")  # fmt: skip
     files[JOB] = _HEAD.format(name=job.name, gpus=job.gpus) + _apply(training, parallelism, recompute) + body
     files[RUN] = _run(job)
     lost.append("the step is AdamW with fp32 weights under FSDP mixed precision; gradients are clipped to norm 1.0")
@@ -81,6 +80,9 @@ def _parallelism(job: Job, lost: list[str]) -> dict[str, Any]:
     }
     if job.pp == 1:
         return made
+    if job.architecture is not None and job.architecture.tied:
+        raise ConfigError(f"TorchTitan does not tie embedding and head across stages, as {job.name} does; search with "
+                          "--fix pp=1")  # fmt: skip
     styles = {Layout.LOOP: "1F1B" if job.virtual_stages == 1 else "Interleaved1F1B", Layout.V: "ZBVZeroBubble"}
     if job.layout not in styles:
         raise ConfigError("TorchTitan lays stages round the ranks or as a V, each on one rank; this strategy does "
@@ -139,62 +141,6 @@ def _apply(training: dict[str, Any], parallelism: dict[str, Any], recompute: str
 
 TRAINING = {literal(training)}
 PARALLELISM = {literal(parallelism)}
-'''
-
-
-def _model(arch: Architecture, name: str) -> tuple[str | None, str]:
-    """Return the kind of the model and the function that describes it; None where it is no Llama."""
-    plain = arch.norm == "rms" and arch.activation == "silu" and arch.gated and not arch.experts and not arch.kv_rank
-    odd = (arch.bias, arch.qkv_bias, arch.qk_norm, arch.post_norm, arch.learned_positions, arch.scaled_embedding,
-           arch.query_scale, arch.logit_cap)  # fmt: skip
-    scaling = arch.rope_scaling
-    if not plain or any(odd) or arch.head_dim * arch.heads != arch.hidden:
-        return None, ""
-    if scaling is not None and scaling.kind != "llama3":
-        return None, ""
-    rope: dict[str, Any] = {"dim": arch.head_dim, "max_seq_len": arch.max_seq, "theta": arch.rope_theta}
-    if scaling is not None:
-        rope |= {"scaling": "llama", "scaling_factor": scaling.factor, "low_freq_factor": scaling.low,
-                 "high_freq_factor": scaling.high, "original_max_position_embeddings": scaling.original}  # fmt: skip
-    sizes = {"n_layers": arch.layers, "dim": arch.hidden, "n_heads": arch.heads, "n_kv_heads": arch.kv_heads,
-             "hidden_dim": arch.ffn}  # fmt: skip
-    return "llama3", _LLAMA.format(
-        sizes=literal(sizes), rope=literal(rope), vocab=arch.vocab, dim=arch.hidden, tied=arch.tied, name=name
-    )
-
-
-_LLAMA = '''
-
-SIZES = {sizes}
-ROPE = {rope}
-VOCAB = {vocab}
-
-
-def job() -> Trainer.Config:
-    """Return the whole job: model, parallelism, batch."""
-    from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
-    from torchtitan.components.optimizer import default_adamw
-    from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
-    from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
-    from torchtitan.models.llama3 import (
-        _EMBEDDING_INIT, _NORM_INIT, Llama3Model, _build_llama3_layers, _output_linear_init, model_registry,
-    )
-
-    dim = SIZES["dim"]
-    spec = model_registry("debugmodel")  # for its functions; the sizes are replaced
-    spec.flavor = "{name}"
-    spec.model = Llama3Model.Config(
-        dim=dim, vocab_size=VOCAB, enable_weight_tying={tied},
-        tok_embeddings=Embedding.Config(num_embeddings=VOCAB, embedding_dim=dim, param_init=_EMBEDDING_INIT),
-        norm=RMSNorm.Config(normalized_shape=dim, param_init=_NORM_INIT),
-        lm_head=Linear.Config(in_features=dim, out_features=VOCAB, param_init=_output_linear_init(dim)),
-        layers=_build_llama3_layers(**SIZES, rope=ComplexRoPE.Config(**ROPE), attn_backend="flex"),
-    )
-    loss = ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config(global_vocab_size=VOCAB))
-    return apply(Trainer.Config(
-        model_spec=spec, loss=loss, optimizer=default_adamw(lr=3e-4), training=TrainingConfig(),
-        dataloader=HuggingFaceTextDataLoader.Config(dataset="c4"), hf_assets_path="./assets/hf/{name}",
-    ))
 '''
 
 

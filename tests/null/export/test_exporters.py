@@ -145,9 +145,14 @@ def test_torchtitan() -> None:
 
 
 def test_torchtitan_leaves_other_models_to_the_person() -> None:
-    made = export(pipeline("1f1b", 2, 2, model="mixtral-8x7b", total=32), "torchtitan")
+    made = export(pipeline("1f1b", 2, 2, model="deepseek-v3", total=61), "torchtitan")
     assert "def job" not in made.files["torchtitan_job.py"]
-    assert "the model mixtral-8x7b" in lost(made)
+    assert "the model deepseek-v3" in lost(made)
+    experts = export(pipeline("1f1b", 2, 2, model="mixtral-8x7b", total=32), "torchtitan")
+    assert "_build_qwen3_moe_layers" in experts.files["torchtitan_job.py"]
+    assert "auxiliary loss" in lost(experts)
+    with pytest.raises(ConfigError, match="does not tie embedding and head"):
+        export(pipeline("1f1b", 2, 2, model="gpt2-xl", total=48), "torchtitan")
 
 
 def test_megatron() -> None:

@@ -64,6 +64,7 @@ import json, sys
 sys.path.insert(0, ".")
 from torchtitan.config.manager import ConfigManager
 made = ConfigManager().parse_args(["--module", "torchtitan_job", "--config", "job"])
+made.model_spec.model.update_from_config(config=made)  # what the trainer checks first
 p = made.parallelism
 layers = made.model_spec.model.layers
 print(json.dumps([p.pipeline_parallel_degree, p.tensor_parallel_degree, p.data_parallel_shard_degree, len(layers),
@@ -74,7 +75,11 @@ print(json.dumps([p.pipeline_parallel_degree, p.tensor_parallel_degree, p.data_p
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("llama", [2, 2, 2, 32, "schedule.csv", 8, 32]), ("llama zbv", [2, 1, 2, 32, "schedule.csv", 8, 32])],
+    [
+        ("llama", [2, 2, 2, 32, "schedule.csv", 8, 32]),
+        ("llama zbv", [2, 1, 2, 32, "schedule.csv", 8, 32]),
+        ("uneven", [2, 1, 1, 16, "schedule.csv", 4, 16]),
+    ],
 )
 def test_torchtitan_reads_the_job(name: str, expected: list[object], tmp_path: Path) -> None:
     need("torchtitan")
