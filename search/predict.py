@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from piper_core.arch.chunk import ModelChunks
 from piper_core.arch.closed_form import model_chunks
 from piper_core.arch.huggingface import load_architecture
 from piper_core.arch.record import Architecture
 from piper_core.errors import ConfigError
 from piper_core.ir.dag import Dag, training_dag
 from piper_core.names import Sync
-from piper_core.program.strategy import Header, Strategy, base_dag
+from piper_core.program.strategy import DEFAULT_SEQ_LEN, Header, Strategy, base_dag
 from piper_core.schedule.compile import Compiled, compile_program
 from piper_core.schedule.lower import lower
 from profiler.spec import Cluster, load_cluster
@@ -76,11 +77,12 @@ def predict(request: Request, *, proved: bool = True) -> Prediction:
     return _predict(Strategy(header, program), base, model.cost, request.architecture, config, proved)
 
 
-def predict_strategy(strategy: Strategy, cluster: Cluster | None = None) -> Prediction:
+def predict_strategy(strategy: Strategy, cluster: Cluster | None = None, kernels: Kernels | None = None) -> Prediction:
     """Predict a strategy file, on the cluster that its header names or on another.
 
     Raises:
-        ConfigError, ProgramError: a header without model or cluster, or with one that is unknown.
+        ConfigError, ProgramError: a header without model or cluster, or with one that is unknown; ``kernels`` for a
+            synthetic model, which has none.
         DirectiveError: a directive does not apply; PlanError: a plan that would not run.
     """
     header = strategy.header
@@ -88,9 +90,15 @@ def predict_strategy(strategy: Strategy, cluster: Cluster | None = None) -> Pred
         if header.cluster is None:
             raise ConfigError("the strategy names no cluster; give one with --cluster, or a header field cluster")
         cluster = load_cluster(header.cluster)
-    base = base_dag(strategy)
     known = header.model and not header.model.startswith(("dense:", "moe:"))
     architecture = load_architecture(header.model) if header.model and known else None
+    if kernels is None:
+        base = base_dag(strategy)
+    elif architecture is None:
+        raise ConfigError(f"model {header.model} is synthetic, and has no kernels to choose; leave the option out")
+    else:
+        chunks = _chunks(architecture, header.seq_len or DEFAULT_SEQ_LEN, kernels)
+        base = training_dag(chunks, global_batch=header.global_batch, sync=header.sync)
     return _predict(strategy, base, _cost(cluster), architecture, None, True)
 
 
@@ -147,13 +155,17 @@ class _Model:
 
 @lru_cache(maxsize=64)
 def _model(architecture: Architecture, cluster: Cluster, seq_len: int, kernels: Kernels, software: Software) -> _Model:
-    chunks = model_chunks(
-        architecture, seq_len, attention=kernels.attention, norm=kernels.norm, activation=kernels.activation,
-        dropout=kernels.dropout,
-    )  # fmt: skip
+    chunks = _chunks(architecture, seq_len, kernels)
     cost = _cost(cluster, software)
     costs = StageCosts(chunks, cost)
     return _Model(cost, costs, Bounds(costs, cost, cluster.device.context_bytes))
+
+
+def _chunks(architecture: Architecture, seq_len: int, kernels: Kernels) -> ModelChunks:
+    return model_chunks(
+        architecture, seq_len, attention=kernels.attention, norm=kernels.norm, activation=kernels.activation,
+        dropout=kernels.dropout,
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=16)

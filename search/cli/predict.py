@@ -12,12 +12,14 @@ from profiler.console import Parser, at_least_one, integer
 
 if TYPE_CHECKING:
     from search.predict import Prediction
+    from search.request import Kernels
 
+KERNELS = ("attention", "norm", "dtype")
 DEGREES = ("tp", "pp", "dp", "ep", "cp")
 FLAGS = ("model", "gpus", "global_batch", "seq_len", "micro_batch", "num_microbatches", *DEGREES, "virtual_stages",
          "zero", "schedule", "recompute", "sequence_parallel", "attention", "norm", "dtype", "sync", "layers",
          "bucket_mib", "outer", "prefetch")  # fmt: skip
-"""Options that describe a strategy; with a FILE they have no place."""
+"""Options that describe a strategy; with a FILE those that do not say which kernels run it have no place."""
 
 
 def add_options(parser: Parser) -> None:
@@ -86,12 +88,20 @@ def _from_file(options: Namespace) -> Prediction:
     from search.predict import predict_strategy
 
     for name in FLAGS:
-        if getattr(options, f"of_{name}") is not None:
+        if name not in KERNELS and getattr(options, f"of_{name}") is not None:
             raise ConfigError(
                 f"--{name.replace('_', '-')} has no place beside a strategy file; edit the file, or drop it"
             )
     cluster = None if options.of_cluster is None else load_cluster(options.of_cluster)
-    return predict_strategy(load(options.of_file), cluster)
+    return predict_strategy(load(options.of_file), cluster, _kernels(options))
+
+
+def _kernels(options: Namespace) -> Kernels | None:
+    """Return the kernels that the options name, None where they name none."""
+    from search.request import Kernels
+
+    given = {name: value for name in KERNELS if (value := getattr(options, f"of_{name}")) is not None}
+    return Kernels(**given) if given else None
 
 
 def _from_flags(options: Namespace) -> Prediction:
@@ -103,13 +113,14 @@ def _from_flags(options: Namespace) -> Prediction:
 
     if options.of_model is None:
         raise ConfigError("give a strategy FILE, or --model and the degrees; see piper-search predict --help")
-    given = {name: value for name in FLAGS if (value := getattr(options, f"of_{name}")) is not None}
-    kernels = Kernels(**{name: given.pop(name) for name in ("attention", "norm", "dtype") if name in given})
+    given = {
+        name: value for name in FLAGS if name not in KERNELS and (value := getattr(options, f"of_{name}")) is not None
+    }
     if "sync" in given:
         given["sync"] = Sync(given["sync"])
     architecture = load_architecture(given.pop("model"))
     cluster = load_cluster(options.of_cluster or "p4de")
-    return predict(Request(architecture, cluster, kernels=kernels, **given))
+    return predict(Request(architecture, cluster, kernels=_kernels(options) or Kernels(), **given))
 
 
 def _layers(text: str) -> tuple[int, ...] | str:

@@ -73,6 +73,12 @@ def test_a_preset_by_file(tmp_path: Path) -> None:
     assert again.config is None
     other = predict_strategy(load(tmp_path / "a.yaml"), load_cluster("p5"))
     assert other.score.step_time_s < found.score.step_time_s
+    kernels = Kernels(attention="unfused", norm="unfused")
+    slower = predict_strategy(load(tmp_path / "a.yaml"), kernels=kernels)
+    assert slower.score == run(preset("piper-1b"), pp=2, ep=2, zero=1, kernels=kernels).score
+    synthetic = replace(found.strategy, header=replace(found.strategy.header, model="moe:16"))
+    with pytest.raises(ConfigError, match="synthetic, and has no kernels"):
+        predict_strategy(synthetic, kernels=kernels)
 
 
 @pytest.mark.parametrize("fields", MORE)
