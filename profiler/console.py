@@ -57,6 +57,14 @@ def duration_s(text: str) -> float:
     return value
 
 
+def gib(text: str) -> float:
+    """Read an option in GiB: ``40`` or ``39.5``."""
+    value = float(text) if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{0,9})?", text) else -1.0
+    if value <= 0:
+        raise ArgumentTypeError(f"must be a positive number of GiB, found {text[:40]!r}")
+    return value
+
+
 def run(name: str, build: Callable[[], Parser], arguments: Sequence[str]) -> int:
     """Run the command whose parser ``build`` returns; return its exit status.
 

@@ -167,6 +167,13 @@ class Bounds:
         rows = zip(self._static(config, shape), alive, shape.least_saved, strict=True)
         return max(static + n * least for static, n, least in rows) + self.context_bytes
 
+    def any_order_floor(self, config: Configuration) -> float:
+        """Return bytes that the fullest row needs at least under any order: static state, and one microbatch at the
+        smallest of its stages, which is there when its backward begins."""
+        shape = self.shape(config)
+        rows = zip(self._static(config, shape), shape.least_saved, strict=True)
+        return max(static + least for static, least in rows) + self.context_bytes
+
     def memory_of_order(self, config: Configuration, grid: Grid) -> float:
         """Return bytes that the fullest row needs at least under the order of ``grid`` (level 2)."""
         saved = self.shape(config).saved
@@ -196,6 +203,15 @@ class Bounds:
             after = max(end.late, tail + ends[0].late) if tails else end.late
             best = max(best, max(enters + head, end.update) + share * work + after, end.floor)
         return best + self._norm_s(config)
+
+    def busy_bound(self, config: Configuration) -> float:
+        """Return the part of :meth:`time_bound` that does not depend on the ZeRO stage: no reduction, no update."""
+        family, shape = FAMILIES[config.schedule], self.shape(config)
+        overlapping, split, layout = config.schedule in OVERLAPPING, family.splits_backward, family.layout
+        share = config.num_microbatches / (2 if layout is Layout.BIDIRECTIONAL else 1)
+        tails = not split and layout is Layout.LOOP
+        rows = self._busy(config, shape, overlapping, split)
+        return max(head + share * work + (tail if tails else 0.0) for head, work, tail in rows)
 
     def _norm_s(self, config: Configuration) -> float:
         return self.cost.collective_s(Collective.ALL_REDUCE, 4.0, everyone(config.pp * config.row_size))

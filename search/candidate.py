@@ -51,3 +51,7 @@ class Score:
         """
         tuples = {name: tuple(data[name]) for name in ("peak_memory_bytes", "memory") if name in data}
         return cls(**{**data, **tuples})
+
+
+Outcome: TypeAlias = Score | str
+"""A score, or the reason why a configuration was rejected."""

@@ -1,9 +1,9 @@
 """What a search has evaluated, kept in a file so that a killed search goes on where it was.
 
-``candidates.jsonl``: the first line says what is searched, each further line one configuration and its score, or why it
-was rejected. Lines are added batch by batch and forced to disk; a line that a kill cut short is dropped when the file is
-read again. Since what a search asks for depends on nothing but the scores that it was told, going on is running again
-with the known answers at hand, and ends where the uninterrupted search ends.
+``candidates.jsonl``: the first line says what is searched, each further line one configuration and its score, or why
+it was rejected. Lines are added batch by batch and forced to disk; a line that a kill cut short is dropped when the
+file is read again. Since what a search asks for depends on nothing but the scores that it was told, going on is running
+again with the known answers at hand, and ends where the uninterrupted search ends.
 """
 
 from __future__ import annotations
@@ -13,43 +13,35 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from piper_core.errors import ConfigError
-from search.candidate import Score
+from search.candidate import Outcome, Score
 from search.space import Configuration
 
 FILE = "candidates.jsonl"
 FORMAT = 1
-Outcome: TypeAlias = Score | str
-"""A score, or the reason why a configuration was rejected."""
 
 
 class Database:
     """The evaluations of one search, in the order in which they were made."""
 
-    def __init__(self, path: Path, known: Mapping[Configuration, Outcome]) -> None:
-        self.path = path
+    def __init__(self, path: Path, known: Mapping[Configuration, Outcome], head: str = "") -> None:
+        self.path, self._head = path, head
         self.known = dict(known)
 
     @classmethod
-    def start(cls, folder: Path, search: Mapping[str, Any]) -> Database:
-        """Begin a new search in ``folder``, in place of what an earlier run of the same search left there.
+    def start(cls, folder: Path, search: Mapping[str, Any], *, replace: bool = False) -> Database:
+        """Begin a new search in ``folder``, in place of what an earlier run of the same search left there, or of any
+        search with ``replace``. Nothing is written before the first batch.
 
         Raises:
-            ConfigError: the folder holds another search, or cannot be written to.
+            ConfigError: the folder holds another search.
         """
         path = folder / FILE
-        if path.exists() and _head(path) != _normal(search):
+        if path.exists() and not replace and _head(path) != _normal(search):
             raise ConfigError(f"{folder} holds another search ({_differs(_head(path), search)}); name another --out")
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            aside = path.with_name(f".{FILE}.{os.getpid()}")
-            aside.write_text(_line({"format": FORMAT, "search": _normal(search)}), encoding="utf-8")
-            os.replace(aside, path)
-        except OSError as error:
-            raise ConfigError(f"cannot write {path}: {error.strerror}; name another --out") from None
-        return cls(path, {})
+        return cls(path, {}, _line({"format": FORMAT, "search": _normal(search)}))
 
     @classmethod
     def resume(cls, folder: Path, search: Mapping[str, Any]) -> Database:
@@ -70,17 +62,32 @@ class Database:
         return cls(path, known)
 
     def record(self, outcomes: Iterable[tuple[Configuration, Outcome]]) -> None:
-        """Add what is new of a batch."""
+        """Add what is new of a batch.
+
+        Raises:
+            ConfigError: the file cannot be written.
+        """
         new = [(config, outcome) for config, outcome in outcomes if config not in self.known]
         if not new:
             return
-        with self.path.open("a", encoding="utf-8") as file:
-            for config, outcome in new:
-                self.known[config] = outcome
-                result = {"rejected": outcome} if isinstance(outcome, str) else {"score": outcome.to_data()}
-                file.write(_line({"config": asdict(config), **result}))
-            file.flush()
-            os.fsync(file.fileno())
+        lines = []
+        for config, outcome in new:
+            self.known[config] = outcome
+            result = {"rejected": outcome} if isinstance(outcome, str) else {"score": outcome.to_data()}
+            lines.append(_line({"config": asdict(config), **result}))
+        try:
+            if self._head:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                aside = self.path.with_name(f".{FILE}.{os.getpid()}")
+                aside.write_text(self._head, encoding="utf-8")
+                os.replace(aside, self.path)
+                self._head = ""
+            with self.path.open("a", encoding="utf-8") as file:
+                file.writelines(lines)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise ConfigError(f"cannot write {self.path}: {error.strerror}; name another --out") from None
 
 
 def _line(data: Mapping[str, Any]) -> str:

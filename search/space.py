@@ -36,7 +36,8 @@ class Configuration:
     outermost axis of the mesh on the topology, pp or dp: neighbours along it are farthest apart. ``bucket`` is how many
     layers' parameters a bucket holds (0: a whole stage's), ``prefetch`` how many gathers may run ahead of compute;
     ``streams`` is which collectives beside compute share a stream: each kind its own, those of ``data`` parallelism, or
-    ``all``."""
+    ``all``. ``order`` is who orders compute: the schedule's family, or the list scheduler within its layout; it is no
+    axis of the space, whose configurations stand for all their orders."""
 
     pp: int
     tp: int
@@ -55,6 +56,7 @@ class Configuration:
     bucket: int = 1
     prefetch: int = 1
     streams: str = "own"
+    order: str = "family"
 
     @property
     def row_size(self) -> int:
@@ -76,8 +78,8 @@ class Configuration:
         degrees += f" outer={self.outer}" if self.outer != OUTERS[0] else ""
         if not self.cuts:  # a partial assignment: any schedule, ZeRO stage and cut
             return f"{degrees} b={self.micro_batch} m={self.num_microbatches} recompute={self.recompute}"
-        fine = (("bucket", self.bucket), ("prefetch", self.prefetch), ("streams", self.streams))
-        usual = dict(zip(("bucket", "prefetch", "streams"), USUAL, strict=True))
+        fine = ("bucket", self.bucket), ("prefetch", self.prefetch), ("streams", self.streams), ("order", self.order)
+        usual = dict(zip(("bucket", "prefetch", "streams", "order"), (*USUAL, "family"), strict=True))
         return (
             f"{degrees} {self.schedule} v={self.virtual_stages} zero={self.zero} b={self.micro_batch} "
             f"m={self.num_microbatches} recompute={self.recompute} sp={'on' if self.sequence_parallel else 'off'} "
@@ -85,7 +87,7 @@ class Configuration:
         )
 
 
-FIXABLE = tuple(f.name for f in fields(Configuration))
+FIXABLE = tuple(f.name for f in fields(Configuration) if f.name != "order")
 _WORDS = {
     "schedule": tuple(FAMILIES),
     "zero": ("0", "1", "2", "3"),
@@ -320,10 +322,13 @@ def why_empty(space: Space) -> InfeasibleError:
     legal = {axis: free.values(axis) for axis in space.fix}
     if not space.fix or not all(legal.values()):
         batch = [g for g in divisors(space.gpus) if space.global_batch % g == 0]
+        even = space.global_batch // space.gpus * space.gpus
+        sizes = f"{even} or {even + space.gpus}" if even else str(space.gpus)
+        more = "" if batch[-1] == space.gpus else f"; with a global batch of {sizes}, up to {space.gpus}"
         return InfeasibleError(
             f"no pp x tp x dp makes {space.gpus} GPUs for {space.architecture.name} with global batch "
             f"{space.global_batch}: dp must divide the batch, pp may be at most {space.architecture.layers}, "
-            f"tp at most {space.gpus_per_node}; dp could be {', '.join(map(str, batch[:8]))}"
+            f"tp at most {space.gpus_per_node}; dp could be {', '.join(map(str, batch[:8]))}{more}"
         )
     fixed = " ".join(f"{axis}={','.join(values)}" for axis, values in space.fix.items())
     said = f"--fix {fixed} leaves no configuration on {space.gpus} GPUs with global batch {space.global_batch}"

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from piper_core.errors import ConfigError
-from profiler.console import Parser, at_least_one, duration_s, integer
+from profiler.console import Parser, at_least_one, duration_s, gib, integer
+from search.objective import OBJECTIVES
 
 EXAMPLE = "piper-search --model llama9b --gpus 32"
 DEFAULTS: dict[str, Any] = {"cluster": "p4de", "global_batch": 512, "seq_len": 4096, "top": 10, "seed": 0}
@@ -33,11 +34,17 @@ def parser() -> Parser:
         nargs="+",
         action="extend",
         metavar="NAME=VALUE",
-        help="hold axes to values: pp=4 schedule=1f1b,zbv; axes are pp tp dp ep "
-        "schedule virtual_stages zero micro_batch num_microbatches recompute sequence_parallel cuts",
+        help="hold axes to values: pp=4 schedule=1f1b,zbv; axes are pp tp dp ep schedule virtual_stages zero "
+        "micro_batch num_microbatches recompute sequence_parallel cuts cp outer bucket prefetch streams",
     )
+    option("--forbid", nargs="+", action="extend", metavar="NAME=VALUE", help="leave values of axes out: zero=3 tp=8")
+    option("--objective", choices=OBJECTIVES,
+           help="what to make small: step time (throughput, the default), memory, or both (pareto)")  # fmt: skip
+    option("--max-memory", type=gib, metavar="GIB", help="memory of a GPU that may be used (default: all it has)")
     option("--top", type=at_least_one, metavar="N", help="strategies to print (default: 10)")
     option("--out", type=Path, metavar="DIR", help="folder for what is found (default: piper-search-out)")
+    option("--resume", type=Path, metavar="DIR", help="go on with the search that a killed run left in a folder")
+    option("--workers", type=at_least_one, metavar="N", help="processes that evaluate (default: one a core)")
     option("--seed", type=integer, metavar="N", help="same seed, same answer (default: 0)")
     option(
         "--budget",
@@ -117,7 +124,9 @@ class _Commands(_SubParsersAction):  # type: ignore[type-arg]  # generic in its 
         super().__call__(parser, namespace, values, option_string)
 
 
-SEARCH_OPTIONS = ("model", "gpus", "fix", "out", "budget", *DEFAULTS)
+SEARCH_OPTIONS = (
+    "model", "gpus", "fix", "forbid", "objective", "max_memory", "out", "resume", "workers", "budget", *DEFAULTS
+)  # fmt: skip
 
 
 class _Version(Action):
@@ -140,8 +149,9 @@ def _search(options: Namespace) -> int:
         name: default if (value := getattr(options, name)) is None else value for name, default in DEFAULTS.items()
     }
     return run_search(
-        model=options.model, gpus=options.gpus, fix=options.fix or [], json=options.json, out=options.out,
-        budget=options.budget, **given,
+        model=options.model, gpus=options.gpus, fix=options.fix or [], forbid=options.forbid or [], json=options.json,
+        out=options.out, resume=options.resume, budget=options.budget, max_memory_gib=options.max_memory,
+        objective=options.objective or "throughput", workers=options.workers, **given,
     )  # fmt: skip
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,9 +15,13 @@ from piper_core.arch.presets import PRESETS
 from piper_core.errors import ConfigError
 from piper_core.program.strategy import Header, Strategy
 from profiler import console
-from profiler.spec import cluster_ids, load_cluster
-from search.compare import Price
-from search.engine import Candidate, Problem, Result, search, to_data
+from profiler.spec import Cluster, cluster_ids, load_cluster
+from search.database import Database
+from search.engine import Candidate, Problem, Result, to_data
+from search.front import find
+from search.generators.sampled import JOURNAL
+from search.objective import Objective
+from search.price import predicted_of
 from search.report.folder import BEST, check_same_search, write_folder
 from search.report.table import headline
 from search.space import Space, parse_fix
@@ -37,36 +43,58 @@ def run_search(
     global_batch: int = 512,
     seq_len: int = 4096,
     fix: list[str],
+    forbid: list[str],
     top: int = 10,
     json: bool = False,
     out: Path | None = None,
+    resume: Path | None = None,
     seed: int = 0,
     budget: float | None = None,
+    max_memory_gib: float | None = None,
+    objective: Objective = "throughput",
+    workers: int | None = None,
 ) -> int:
     """Search, print the best strategies, and write ``best.strategy.yaml``; return the exit status: 0, and after Ctrl-C
     too where something that fits has been found (the table says "interrupted"); else Ctrl-C ends the command with 130.
 
-    ``seed`` is recorded: branch and bound uses no chance.
+    ``seed`` is for Optuna, which tries finer choices of the best; branch and bound uses no chance. ``resume`` goes on
+    in the folder of an earlier run with what that evaluated.
 
     Raises:
         ConfigError, InfeasibleError: one line that says what is wrong or short.
     """
-    architecture, hardware, fixed = load_architecture(model), load_cluster(cluster), parse_fix(fix)
+    architecture, hardware = load_architecture(model), load_cluster(cluster)
+    fixed, forbidden = parse_fix(fix), parse_fix(forbid, "--forbid")
+    if resume is not None and out is not None:
+        raise ConfigError("--resume names the folder of a search, which is written to; leave --out out")
+    if max_memory_gib is not None:
+        hardware = with_memory(hardware, max_memory_gib)
     if seq_len > architecture.max_seq:
         raise ConfigError(f"--seq-len {seq_len} is longer than {model} allows: at most {architecture.max_seq}")
-    space = Space(architecture, gpus, hardware.gpus_per_node, global_batch, seq_len, fixed)
+    space = Space(architecture, gpus, hardware.gpus_per_node, global_batch, seq_len, fixed, forbidden)
     space.check()
-    target = out or DEFAULT_OUT
+    target = resume or out or DEFAULT_OUT
     searched = {
         "model": architecture.name, "cluster": cluster, "gpus": gpus, "global_batch": global_batch, "seq_len": seq_len,
         "fix": {name: list(values) for name, values in fixed.items()},
+        "forbid": {name: list(values) for name, values in forbidden.items()},
+        "memory_bytes": hardware.device.memory_bytes, "objective": objective, "top": top, "seed": seed,
     }  # fmt: skip
     _check_folder(target)
     if out is not None:  # the default folder holds the last search, whatever it was
         check_same_search(target, searched)
     problem = Problem(architecture, hardware, gpus, global_batch, seq_len)
+    key = searched | {"architecture": repr(architecture), "hardware": repr(hardware)}
+    key["version"] = version("piper-search")
+    if resume is not None:
+        database = Database.resume(target, key)
+    else:
+        database = Database.start(target, key, replace=out is None)
     with _progress(hidden=json) as update:
-        result = search(problem, space, top=top, budget_s=budget or DEFAULT_BUDGET_S, progress=update)
+        result = find(
+            problem, space, top=top, budget_s=budget or DEFAULT_BUDGET_S, progress=update, objective=objective,
+            database=database, seed=seed, journal=target / JOURNAL, workers=workers,
+        )  # fmt: skip
     data = to_data(result, seed)
     data["best"]["strategy_file"] = data["candidates"][0]["strategy_file"] = str(target / BEST)
     more = {"search": searched, "headline": headline(result), "axes": space.axes()}
@@ -82,33 +110,28 @@ def run_search(
 
 def strategy_of(problem: Problem, candidate: Candidate, cluster: str) -> Strategy:
     """Return the strategy file of a candidate."""
-    from importlib.metadata import version
-
     program, mesh, _ = problem.program(candidate.config)
-    score, config = candidate.score, candidate.config
-    price = Price.of(score)
-    predicted = {
-        "by": f"roofline and alpha-beta costs of {problem.cluster.name}; nothing was measured",
-        "step_time_s": _digits(score.step_time_s),
-        "tokens_per_s_per_gpu": round(score.tokens_per_s_per_gpu, 1),
-        "mfu": round(score.mfu, 4),
-        "peak_memory_bytes": [round(size) for size in score.peak_memory_bytes],
-        "bubble_ratio": round(score.bubble_ratio, 4),
-        "breakdown_s": {cause: _digits(seconds) for cause, seconds in price.time_s.items()},
-        "memory_bytes": {cause: round(size) for cause, size in price.memory.items()},
-    }
+    config, predicted = candidate.config, predicted_of(candidate.score, problem.cluster)
     header = Header(
         model=_anywhere(problem.architecture.name, PRESETS), cluster=_anywhere(cluster, cluster_ids()),
         mesh=mesh, gpus=problem.gpus, global_batch=problem.global_batch, seq_len=problem.seq_len,
-        micro_batch=config.micro_batch, schedule=config.schedule, predicted=predicted,
+        micro_batch=config.micro_batch, schedule="list" if config.order == "list" else config.schedule,
+        predicted=predicted,
         versions={"piper-search": version("piper-search")},
     )  # fmt: skip
     return Strategy(header, program)
 
 
-def _digits(value: float) -> float:
-    """Return a number with the eight digits that a file keeps."""
-    return float(f"{value:.8g}")
+def with_memory(cluster: Cluster, memory_gib: float) -> Cluster:
+    """Return a cluster of which no more memory of a GPU may be used.
+
+    Raises:
+        ConfigError: it has less.
+    """
+    has = cluster.device.memory_bytes / 2**30
+    if memory_gib > has:
+        raise ConfigError(f"--max-memory {memory_gib:g} is more than a {cluster.device.name} has: {has:.1f} GiB")
+    return replace(cluster, device=replace(cluster.device, memory_bytes=memory_gib * 2**30))
 
 
 def _anywhere(name: str, known: Container[str]) -> str:
@@ -165,6 +188,7 @@ def _progress(*, hidden: bool) -> Iterator[Callable[[Result, Generator], None] |
 def _print(problem: Problem, result: Result, space: Space, top: int, target: Path, names: list[str]) -> None:
     from shutil import get_terminal_size
 
+    from search.report.hints import hints
     from search.report.table import candidates_table, summary
 
     print(
@@ -182,4 +206,6 @@ def _print(problem: Problem, result: Result, space: Space, top: int, target: Pat
         print(f"left out of the table for want of width: {', '.join(left_out)} (--json has all)")
     for line in summary(result, space, top):
         print(line)
+    for line in hints(space):
+        print(f"note: {line}")
     print(f"written: {target / BEST} (piper-search check {target / BEST}), {', '.join(names[1:])}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
@@ -15,9 +16,10 @@ from piper_core.schedule.families import FAMILIES, get_family
 from piper_core.schedule.grid import Layout
 from search.bound import OVERLAPPING, Bounds
 from search.candidate import Score
+from search.objective import Objective
 from search.space import SOME, USUAL, Configuration, Degrees, Fine, Space
 
-_DEGREES, _PARTIAL, _WHOLE, _REPLAYED = range(4)
+_DEGREES, _PARTIAL, _SHAPE, _WHOLE, _REPLAYED = range(5)
 ROUNDING = 1 + 1e-9
 """What a bound may exceed a step time by that it equals, since they add up in different orders."""
 
@@ -29,8 +31,8 @@ STATE, ACTIVATIONS, ORDER, TIME, SAME, NEEDLESS = (
 
 class BestFirst:
     """Expands the assignment with the least bound first: degrees and mesh order; then microbatch, recompute, sequence
-    parallelism, and whether the schedule has overlap groups; then schedule, cuts and ZeRO stage; then the order that
-    the family emits. Of the numbers of layers that may be recomputed, the next is looked at after the one before.
+    parallelism, and whether the schedule has overlap groups; then schedule and cuts; then ZeRO stage; then the order
+    that the family emits. Of the numbers of layers that may be recomputed, the next is looked at after the one before.
 
     A node whose least memory exceeds ``capacity_bytes`` is dropped with all its leaves, which are counted by
     multiplication and never listed. Every node's bound is at most that of its leaves, so that what is taken off the
@@ -40,8 +42,11 @@ class BestFirst:
 
     name = "branch and bound"
 
-    def __init__(self, space: Space, bounds: Bounds, capacity_bytes: float) -> None:
+    def __init__(
+        self, space: Space, bounds: Bounds, capacity_bytes: float, *, objective: Objective = "throughput"
+    ) -> None:
         self.space, self.bounds, self.capacity = space, bounds, capacity_bytes
+        self.by_memory = objective == "memory"
         self.size = 0
         self.expired = False
         self.pruned: dict[str, int] = dict.fromkeys((STATE, ACTIVATIONS, ORDER, SAME, NEEDLESS), 0)
@@ -50,6 +55,8 @@ class BestFirst:
         self._heap: list[tuple[float, int, Configuration]] = []
         self._open: dict[Configuration, float] = {}
         self._rest: list[tuple[float, int]] = []
+        self._any = inf
+        self._shapes: dict[Configuration, tuple[list[Configuration], list[int]]] = {}
         self._more: dict[Configuration, list[Configuration]] = {}
         self._fitting: dict[Configuration, list[str]] = {}
         self._schedules = lru_cache(maxsize=None)(lambda pp: list(space.schedules(pp)))
@@ -74,7 +81,7 @@ class BestFirst:
                 self.pruned[STATE] += leaves
                 self._near(size, part)
             else:
-                self._heap.append((seconds, _DEGREES, part))
+                self._heap.append((size if self.by_memory else seconds, _DEGREES, part))
         heapify(self._heap)
 
     def _bounded(self, degrees: Degrees) -> tuple[Configuration, float, float]:
@@ -125,7 +132,7 @@ class BestFirst:
                 self.pruned[STATE if self.bounds.partial_state(part) > self.capacity else ACTIVATIONS] += leaves
                 self._near(size, part)
             else:
-                heappush(self._heap, (max(bound, seconds), _PARTIAL, part))
+                heappush(self._heap, (max(bound, size if self.by_memory else seconds), _PARTIAL, part))
 
     def _expand(self, part: Configuration, bound: float) -> None:
         """Replace a partial assignment by its leaves, bounded."""
@@ -147,28 +154,81 @@ class BestFirst:
                 cuts = cuts[:1]
                 same = sum(len(self._finer(replicas, zero, ep, layout)) for zero in zeros)
                 self.pruned[SAME] += same * len(policies)
-            for cut, zero in product(cuts, zeros):
-                fine = self._finer(replicas, zero, ep, layout)
-                if fine:
-                    self._next([leaf(cut, zero, policy, fine[0]) for policy in policies], len(fine), bound)
+            if zeros:
+                for cut in cuts:
+                    self._shape([leaf(cut, zeros[-1], policy, USUAL) for policy in policies], zeros, bound)
+
+    def _shape(self, leaves: list[Configuration], zeros: list[int], bound: float) -> None:
+        """Push what leaves differ in by their ZeRO stage alone, at the highest, which holds least; ``leaves`` recompute
+        more and more."""
+        bounds = self.bounds
+        first = self._first(leaves, bounds.memory_floor)
+        if first == len(leaves):
+            replicas, ep, layout = leaves[0].dp * leaves[0].cp, leaves[0].ep, leaves[0].layout
+            fine = sum(len(self._finer(replicas, zero, ep, layout)) for zero in zeros)
+            self._too_big(leaves[-1], bounds.memory_floor(leaves[-1]), fine * len(leaves))
+            any_order = self._first(leaves, bounds.any_order_floor)
+            if leaves[0].pp > 1 and any_order < len(leaves):
+                self._any = min(self._any, max(bound, bounds.busy_bound(leaves[any_order])))
+            return
+        least = bounds.memory_floor(leaves[-1]) if self.by_memory else bounds.busy_bound(leaves[first])
+        node = leaves[first]
+        self._shapes[node] = leaves, zeros
+        heappush(self._heap, (max(bound, least), _SHAPE, node))
+
+    def _spread(self, node: Configuration, bound: float) -> None:
+        """Replace a node of :meth:`_shape` by its leaves."""
+        leaves, zeros = self._shapes.pop(node)
+        for zero in zeros:
+            fine = self._finer(node.dp * node.cp, zero, node.ep, node.layout)
+            if fine:
+                bucket, prefetch, streams = fine[0]
+                same = [
+                    replace(leaf, zero=zero, bucket=bucket, prefetch=prefetch, streams=streams) for leaf in leaves
+                ]
+                self._next(same, len(fine), bound)
 
     def _next(self, leaves: list[Configuration], fine: int, bound: float) -> None:
         """Push the first of some leaves that leaves room for the rest; they recompute more and more, and hold less and
         less. ``bound`` holds for all."""
         bounds = self.bounds
         self.bounded += 1
-        first = 0
-        if bounds.memory_floor(leaves[0]) > self.capacity:
-            first = bisect(range(len(leaves)), False, key=lambda i: bounds.memory_floor(leaves[i]) <= self.capacity)
+        if self.by_memory:
+            for leaf in leaves:
+                self._push(leaf, bound)
+            return
+        first = self._first(leaves, bounds.memory_floor)
+        if leaves[0].pp > 1:  # with one row there is one order
+            any_order = first and self._first(leaves, bounds.any_order_floor)
+            if any_order < len(leaves):
+                self._any = min(self._any, max(bound, bounds.time_bound(leaves[any_order])))
+        if first:
             most = leaves[first - 1]
-            static = max(bounds.static_bytes(most)) + bounds.context_bytes
-            self.pruned[STATE if static > self.capacity else ACTIVATIONS] += first * fine
-            self._near(bounds.memory_floor(most), most)
+            self._too_big(most, bounds.memory_floor(most), first * fine)
         if first < len(leaves):
-            chosen = leaves[first]
             if first + 1 < len(leaves):
-                self._more[chosen] = leaves[first + 1 :]
-            heappush(self._heap, (max(bound, bounds.time_bound(chosen)), _WHOLE, chosen))
+                self._more[leaves[first]] = leaves[first + 1 :]
+            heappush(self._heap, (max(bound, bounds.time_bound(leaves[first])), _WHOLE, leaves[first]))
+
+    def _first(self, leaves: list[Configuration], floor: Callable[[Configuration], float]) -> int:
+        """Return the first of some leaves, each with less to hold than the one before, whose floor leaves room."""
+        if floor(leaves[0]) <= self.capacity:
+            return 0
+        return bisect(range(len(leaves)), False, key=lambda i: floor(leaves[i]) <= self.capacity)
+
+    def _push(self, leaf: Configuration, bound: float) -> None:
+        """Push a leaf by its memory."""
+        need = self.bounds.memory_floor(leaf)
+        if need > self.capacity:
+            self._too_big(leaf, need, self._fine(leaf))
+        else:
+            self._any = min(self._any, max(bound, self.bounds.any_order_floor(leaf)))
+            heappush(self._heap, (max(bound, need), _WHOLE, leaf))
+
+    def _too_big(self, leaf: Configuration, need: float, count: int) -> None:
+        static = max(self.bounds.static_bytes(leaf)) + self.bounds.context_bytes
+        self.pruned[STATE if static > self.capacity else ACTIVATIONS] += count
+        self._near(need, leaf)
 
     def _fine(self, config: Configuration) -> int:
         return len(self._finer(config.dp * config.cp, config.zero, config.ep, config.layout))
@@ -184,7 +244,8 @@ class BestFirst:
             self._near(need, config)
             self._go_on(config, bound)
         else:
-            heappush(self._heap, (max(bound, self.bounds.replay(config)), _REPLAYED, config))
+            more = need if self.by_memory else self.bounds.replay(config)
+            heappush(self._heap, (max(bound, more), _REPLAYED, config))
 
     def _go_on(self, config: Configuration, bound: float) -> None:
         """Look at the next number of recomputed layers, since this one does not fit."""
@@ -199,6 +260,8 @@ class BestFirst:
         """Say whether the same configuration fits with part of the recompute: a longer action never makes the step of
         one order shorter."""
         policy = config.recompute
+        if self.by_memory:
+            return False
         for other in self._fitting.get(replace(config, recompute=""), ()):
             if other != policy and (other == Recompute.NONE or policy == Recompute.FULL):
                 return True
@@ -212,7 +275,8 @@ class BestFirst:
             self.nearest = (need, config)
 
     def ask(self, n: int, threshold_s: float, deadline_s: float = inf) -> list[Configuration]:
-        """Return up to ``n`` configurations that may take ``threshold_s`` or less; fewer at the deadline."""
+        """Return up to ``n`` configurations whose value may be the threshold or less (seconds, or bytes where memory is
+        made small); fewer at the deadline."""
         batch: list[Configuration] = []
         later: list[tuple[float, int, Configuration]] = []
         asked: set[Configuration] = set()
@@ -228,6 +292,8 @@ class BestFirst:
                 self._divide(config, bound)
             elif level == _PARTIAL:
                 self._expand(config, bound)
+            elif level == _SHAPE:
+                self._spread(config, bound)
             elif level == _WHOLE:
                 self._replay(config, bound)
             elif (alike := replace(config, recompute="")) in asked:  # one answer may make the other needless
@@ -247,7 +313,8 @@ class BestFirst:
         bound = self._open.pop(config)
         others = self._fine(config) - 1
         if others:
-            loose = self.bounds.replay(replace(config, bucket=0)) if config.zero == 3 else bound
+            needs_replay = config.zero == 3 and not self.by_memory
+            loose = self.bounds.replay(replace(config, bucket=0)) if needs_replay else bound
             self._rest.append((loose, others))
         if score is not None and score.fits == "yes":
             self._fitting.setdefault(replace(config, recompute=""), []).append(config.recompute)
@@ -264,6 +331,10 @@ class BestFirst:
     def rest_bound(self) -> float:
         """Return a step time that no other bucket, prefetch or streams of a configuration asked for can beat."""
         return min((bound for bound, _ in self._rest), default=inf)
+
+    def any_order_bound(self) -> float:
+        """Return a step time that no order of compute can beat, be it of a family or not, of any configuration."""
+        return min(self._any, self.bound())
 
     def rest(self, threshold_s: float) -> int:
         """Return how many finer choices of what was asked for may take ``threshold_s`` or less."""

@@ -11,7 +11,7 @@ from piper_core.mesh import Mesh
 from piper_core.names import Recompute, ShardKind
 from piper_core.program.program import Program
 from piper_core.schedule.families import get_family
-from piper_core.schedule.grid import Layout, rows_of_stage
+from piper_core.schedule.grid import Grid, Layout, rows_of_stage
 from search.space import Configuration
 from search.stage_costs import mesh_of, ranks_of
 
@@ -21,7 +21,9 @@ SHARED = "collectives"
 """Stream of the collectives that share one."""
 
 
-def program_of(config: Configuration, layers_per_stage: tuple[int, ...], bucket_mib: int) -> tuple[Program, Mesh]:
+def program_of(
+    config: Configuration, layers_per_stage: tuple[int, ...], bucket_mib: int, grid: Grid | None = None
+) -> tuple[Program, Mesh]:
     """Return the program of a configuration and the mesh that it names.
 
     Buckets hold about one layer (``bucket_mib``; 0 for one bucket a stage). Experts are sharded over ep consecutive
@@ -54,7 +56,7 @@ def program_of(config: Configuration, layers_per_stage: tuple[int, ...], bucket_
             )
         )  # fmt: skip
     directives += _recompute(config.recompute, layers_per_stage)
-    grid = get_family(config.schedule).grid(p, m, config.virtual_stages)
+    grid = grid or get_family(config.schedule).grid(p, m, config.virtual_stages)
     directives.append(Order(actions=tuple(enumerate(grid.rows))))
     return Program(tuple(directives)), mesh
 

@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from math import floor, log10
 
 from search.engine import Candidate, Result, pareto
-from search.space import Space
+from search.space import Configuration, Space
 
 GIB = 2**30
 _WORDS = {"proved": "nothing left can be among them", "budget": "time budget spent", "interrupted": "interrupted"}
 COLUMNS = (
-    "#", "pp", "tp", "dp", "ep", "schedule", "v", "ZeRO", "b", "m", "recompute", "sp", "cuts", "step s", "tok/s/GPU",
-    "MFU", "memory GiB", "margin", "bubble", "exposed s",
+    "#", "pp", "tp", "dp", "cp", "ep", "schedule", "v", "ZeRO", "b", "m", "recompute", "sp", "cuts", "also", "step s",
+    "tok/s/GPU", "MFU", "memory GiB", "margin", "bubble", "exposed s",
 )  # fmt: skip
 FIRST_TO_GO = (
-    "tok/s/GPU", "margin", "exposed s", "recompute", "sp", "cuts", "bubble", "MFU", "ep", "m", "v", "memory GiB",
-    "ZeRO", "b", "dp", "tp", "pp", "schedule",
+    "tok/s/GPU", "margin", "exposed s", "sp", "cuts", "also", "recompute", "bubble", "MFU", "cp", "ep", "m", "v",
+    "memory GiB", "ZeRO", "b", "dp", "tp", "pp", "schedule",
 )  # fmt: skip
 """Columns in the order in which they are left out where all are too wide; the others stay."""
-_WORDED = ("schedule", "recompute", "sp", "cuts")
+_WORDED = ("schedule", "recompute", "sp", "cuts", "also")
 _CUTS = {"balanced": "bal", "even": "even"}
 
 
@@ -57,7 +57,7 @@ def _describe(*candidates: Candidate) -> list[str]:
     words = [_words(candidate) for candidate in candidates]
     if len(candidates) > 1 and len(set(words)) == 1:
         finer = [
-            (f"sequence parallelism {'on' if config.sequence_parallel else 'off'}", f"cuts {config.cuts}")
+            (f"sequence parallelism {'on' if config.sequence_parallel else 'off'}", f"cuts {config.cuts}", also(config))
             for config in (candidate.config for candidate in candidates)
         ]
         for alike in zip(*finer, strict=True):
@@ -68,14 +68,27 @@ def _describe(*candidates: Candidate) -> list[str]:
 
 def _words(candidate: Candidate) -> str:
     config = candidate.config
-    sizes = {"PP": config.pp, "TP": config.tp, "DP": config.dp, "EP": config.ep}
+    sizes = {"PP": config.pp, "TP": config.tp, "DP": config.dp, "CP": config.cp, "EP": config.ep}
     degrees = [f"{name}{size}" for name, size in sizes.items() if size > 1]
     schedule = config.schedule if config.pp > 1 else "gradient accumulation"
     virtual = f" v{config.virtual_stages}" if config.virtual_stages > 1 and config.pp > 1 else ""
-    again = ["recompute"] if config.recompute == "full" else []
+    again = {"none": [], "full": ["recompute"], "selective": ["selective recompute"]}.get(
+        config.recompute, [f"recompute {config.recompute} a stage"]
+    )
+    again += ["list-scheduled"] if config.order == "list" else []
     return " ".join(
         [*degrees, f"{schedule}{virtual}", f"ZeRO-{config.zero}", f"microbatch {config.micro_batch}", *again]
     )
+
+
+def also(config: Configuration) -> str:
+    """Return what of a configuration's finer choices is not the usual."""
+    found = [] if config.outer == "pp" else [f"{config.outer} outer"]
+    usual = Configuration(1, 1, 1, 1, config.schedule, 1, 0, 1, 1, "none", False, "")
+    for name in ("bucket", "prefetch", "streams", "order"):
+        if getattr(config, name) != getattr(usual, name):
+            found.append(f"{name} {getattr(config, name)}")
+    return ", ".join(found) or "-"
 
 
 def _why(best: Candidate, other: Candidate, total: float) -> str:
@@ -117,9 +130,10 @@ def candidates_table(candidates: Sequence[Candidate], width: int | None = None) 
 def _row(rank: int, candidate: Candidate, decimals: int) -> tuple[str, ...]:
     config, score = candidate.config, candidate.score
     return (
-        str(rank), str(config.pp), str(config.tp), str(config.dp), str(config.ep), config.schedule,
-        str(config.virtual_stages), str(config.zero), str(config.micro_batch), str(config.num_microbatches),
-        config.recompute, "on" if config.sequence_parallel else "off", _CUTS.get(config.cuts, config.cuts),
+        str(rank), str(config.pp), str(config.tp), str(config.dp), str(config.cp), str(config.ep),
+        config.schedule, str(config.virtual_stages), str(config.zero), str(config.micro_batch),
+        str(config.num_microbatches), config.recompute, "on" if config.sequence_parallel else "off",
+        _CUTS.get(config.cuts, config.cuts), also(config),
         f"{score.step_time_s:.{decimals}f}", f"{score.tokens_per_s_per_gpu:,.0f}", f"{score.mfu:.1%}",
         f"{score.worst_row_bytes / GIB:.1f}", f"{score.margin_bytes / GIB:.1f}", f"{score.bubble_ratio:.1%}",
         f"{sum(score.exposed_communication_s.values()):.{decimals}f}",
@@ -133,11 +147,12 @@ def summary(result: Result, space: Space, top: int) -> list[str]:
     axes = "; ".join(f"{name} {_domain(values)}" for name, values in space.axes().items())
     lines.append(f"space: N = {result.size:,} configurations, orders not counted ({axes})")
     pruned = ", ".join(f"{reason} {n:,}" for reason, n in sorted(result.pruned.items(), key=lambda item: -item[1]))
-    lines.append(f"{result.simulated:,} built, verified and simulated; the rest ruled out: {pruned or 'none'}")
+    tried = f" ({result.reordered} with the list scheduler's order)" if result.reordered else ""
+    lines.append(f"{result.simulated:,} built, verified and simulated{tried}; the rest ruled out: {pruned or 'none'}")
     shown = min(top, len(result.candidates))
-    gap = "0 %" if result.proved else f"{max(result.proof_gap, 1e-4):.2%}"
     lines.append(
-        f"proof gap under these costs: {gap}: {_proved(min(result.proved, shown), shown)}; "
+        f"proof gap under these costs: {_gap(result.proof_gap)} over every order, bucket, prefetch and stream; "
+        f"{_gap(result.family_gap)} with those of the schedules' families, where {_proved(result, shown)}; "
         f"stopped after {result.wall_s:.1f} s ({_WORDS[result.stopped]})"
     )
     front = [i + 1 for i in pareto(result.candidates) if i < top]
@@ -145,8 +160,13 @@ def summary(result: Result, space: Space, top: int) -> list[str]:
     return lines
 
 
-def _proved(n: int, shown: int) -> str:
+def _gap(part: float) -> str:
+    return "0 %" if part < 1e-9 else f"{max(part, 1e-4):.2%}"
+
+
+def _proved(result: Result, shown: int) -> str:
     """Say which rows nothing that was not evaluated can beat."""
+    n = min(result.proved, shown)
     words = []
     if n:
         words.append(_rows(1, n) + (" is proved" if n == 1 else " are proved"))

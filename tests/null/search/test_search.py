@@ -10,19 +10,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, pairwise
 from math import inf
+from pathlib import Path
 
 import pytest
 
 from piper_core.arch.record import Architecture
-from piper_core.errors import InfeasibleError
+from piper_core.errors import ConfigError, InfeasibleError
 from search.candidate import Score
+from search.database import FILE, Database
 from search.engine import Candidate, Result, pareto, search, to_data
+from search.front import find
 from search.generators.base import Generator
 from search.generators.best_first import BestFirst
-from search.space import Configuration
+from search.space import USUAL, Configuration
 from tests.null.search.spaces import DENSE, MOE, PLAIN, WIDE_HEAD, Case, best_by_listing, case, leaves
 
 TOP = 10
+KEY = {"model": "a"}
 RECOMPUTE = ("recompute=none,full",)
 LISTED: list[tuple[Architecture, str, int, int, int, Sequence[str], float | None]] = [
     (DENSE, "p4d", 4, 8, 512, ["recompute=none", "b=1,2", "sp=off", *PLAIN], None),
@@ -52,7 +56,8 @@ LISTED: list[tuple[Architecture, str, int, int, int, Sequence[str], float | None
 
 
 def run(it: Case, *, top: int = TOP, workers: int = 1, budget_s: float = 1e6) -> Result:
-    return search(it.problem, it.space, top=top, budget_s=budget_s, workers=workers)
+    """Search with the orders of the families alone, which can all be listed."""
+    return search(it.problem, it.space, top=top, budget_s=budget_s, workers=workers, tune=False)
 
 
 @pytest.mark.parametrize(("architecture", "cluster", "gpus", "batch", "seq_len", "fix", "memory_gib"), LISTED)
@@ -70,7 +75,7 @@ def test_finds_what_listing_finds(
     assert found.candidates[:TOP] == expected[:TOP]
     assert found.size == len(listed)
     assert found.stopped == "proved"
-    assert found.proof_gap == 0
+    assert found.family_gap == 0
     assert sum(found.pruned.values()) + len(found.candidates) == found.size
     assert min(found.pruned.values(), default=1) > 0
     assert not found.rejected
@@ -79,6 +84,86 @@ def test_finds_what_listing_finds(
         assert len(expected) < len(listed)
     for one in (1, 3):  # a shorter list is the head of the longer one
         assert [c.config for c in run(it, top=one).candidates[:one]] == [c.config for c in expected[:one]]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "gpus", "fix"),
+    [(DENSE, 8, ["pp=2,4", "b=1,2", "recompute=none", *PLAIN[:2]]), (MOE, 8, ["pp=2", "b=1", "zero=1,3", *PLAIN[:2]])],
+)
+def test_tuning_adds_what_the_bounds_hold_for(architecture: Architecture, gpus: int, fix: list[str]) -> None:
+    """Other orders, buckets, prefetches and streams: never a worse winner, none under the bound for every order."""
+    it = case(architecture, "p4d", gpus, 16, 512, fix)
+    plain, tuned = run(it), search(it.problem, it.space, budget_s=1e6, workers=1)
+    assert tuned.best.key <= plain.best.key
+    assert {c.config for c in plain.candidates} < {c.config for c in tuned.candidates}
+    listed = [c for c in tuned.candidates if c.config.order == "list"]
+    finer = [c for c in tuned.candidates if (c.config.bucket, c.config.prefetch, c.config.streams) != USUAL]
+    assert listed
+    assert finer
+    assert tuned.proof_gap >= tuned.family_gap
+    assert len({c.config for c in tuned.candidates}) == len(tuned.candidates)
+    assert sum(tuned.pruned.values()) + sum(c.config.order == "family" for c in tuned.candidates) == tuned.size
+    for each in (listed[0], finer[0]):
+        assert it.problem.score(each.config) == each.score
+
+
+def test_the_leanest() -> None:
+    it = case(DENSE, "p4d", 4, 8, 512, ["b=1,2", "sp=off", "recompute=none,full", *PLAIN])
+    found = search(it.problem, it.space, budget_s=1e6, workers=1, objective="memory")
+    least = min(it.problem.score(config).worst_row_bytes for config in leaves(it.space))
+    assert found.best.score.worst_row_bytes == least
+    assert found.family_gap == 0
+    assert found.least_s <= least
+
+
+def test_a_front_runs_from_quick_to_lean() -> None:
+    it = case(DENSE, "p4d", 4, 8, 512, ["b=1,2", "sp=off", "recompute=none,full", *PLAIN])
+    found = find(it.problem, it.space, objective="pareto", budget_s=1e6, workers=1)
+    front = [found.candidates[i].score for i in pareto(found.candidates)]
+    assert len(front) >= 3
+    assert front[0].step_time_s == run(it).best.score.step_time_s
+    assert front[-1].worst_row_bytes < 0.9 * front[0].worst_row_bytes
+
+
+def test_a_killed_search_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Resumed, it ends as if it had never stopped, and evaluates nothing twice; a line cut short is dropped."""
+    it = small()
+    whole = search(it.problem, it.space, budget_s=1e6, workers=1, database=Database.start(tmp_path / "a", KEY))
+    lines = (tmp_path / "a" / FILE).read_text().splitlines(keepends=True)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / FILE).write_text("".join(lines[:12]) + lines[12][:30])
+    database = Database.resume(tmp_path / "b", KEY)
+    assert len(database.known) == 11
+    resumed = search(it.problem, it.space, budget_s=1e6, workers=1, database=database)
+    assert told(resumed) == told(whole)
+    assert (tmp_path / "b" / FILE).read_text() == "".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "is not a search's file"),
+        ("[]\n", "is not a search's file"),
+        ('{"format": 99, "search": {}}\n', "has format 99"),
+        ('{"format": 1, "search": {"model": "b"}}\n', "another search.*model \"b\" there, \"a\" here"),
+        ('{"format": 1, "search": {"model": "a"}}\n{"config": 3}\n', "line 2: not an outcome"),
+        ('{"format": 1, "search": {"model": "a"}}\nnonsense\n', "line 2: not an outcome"),
+    ],
+)
+def test_a_folder_of_something_else_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / FILE).write_text(text)
+    with pytest.raises(ConfigError, match=reason):
+        Database.resume(tmp_path, KEY)
+    assert (tmp_path / FILE).read_text() == text
+    if "line 2" not in reason:
+        with pytest.raises(ConfigError, match=reason):
+            Database.start(tmp_path, KEY)
+        assert (tmp_path / FILE).read_text() == text
+
+
+def test_nothing_to_resume(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no candidates\.jsonl in it"):
+        Database.resume(tmp_path, KEY)
 
 
 def small() -> Case:
@@ -176,7 +261,7 @@ def test_an_interrupt_gives_the_best_so_far() -> None:
         if result.simulated > 12:
             raise KeyboardInterrupt
 
-    found = search(it.problem, it.space, workers=1, budget_s=1e6, progress=stop)
+    found = search(it.problem, it.space, workers=1, budget_s=1e6, progress=stop, tune=False)
     assert found.stopped == "interrupted"
     assert 12 < found.simulated < 30
     assert found.candidates == sorted(found.candidates, key=lambda candidate: candidate.key)

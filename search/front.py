@@ -1,0 +1,62 @@
+"""The main search under each objective: quickest, leanest, or the front between the two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from piper_core.errors import InfeasibleError
+from search.engine import Problem, Result, search
+from search.generators.base import Generator
+from search.objective import Objective
+from search.space import Space
+
+POINTS = 6
+"""Most points of a front."""
+LESS = 0.85
+"""Memory that the next point of a front may take, of what the last one took."""
+
+
+def find(
+    problem: Problem,
+    space: Space,
+    *,
+    objective: Objective,
+    budget_s: float,
+    progress: Callable[[Result, Generator], None] | None = None,
+    **options: Any,
+) -> Result:
+    """Search for the quickest, or the leanest; for ``pareto``, search for the quickest again and again, each time with
+    less memory, and return all that was found with the proof of the first (options as :func:`search`'s; its database
+    keeps the first alone, since what fits changes)."""
+    if objective != "pareto":
+        return search(problem, space, objective=objective, budget_s=budget_s, progress=progress, **options)
+    share = budget_s / 2
+    leaner = {name: value for name, value in options.items() if name not in ("database", "journal")}
+    result = search(problem, space, budget_s=share, progress=progress, **options)
+    result.objective = objective
+    found = {each.config: each for each in result.candidates}
+    last = result.best
+    for _ in range(POINTS - 1):
+        if result.stopped == "interrupted":
+            break
+        less = _with_less(problem, last.score.worst_row_bytes * LESS)
+        try:
+            more = search(less, space, budget_s=share / (POINTS - 1), progress=progress, tune=False, **leaner)
+        except InfeasibleError:
+            break
+        result.simulated += more.simulated
+        result.wall_s += more.wall_s
+        found |= {each.config: each for each in more.candidates}
+        last = more.best
+        if more.stopped == "interrupted":
+            result.stopped = "interrupted"
+    result.candidates = sorted(found.values(), key=lambda each: each.key)
+    return result
+
+
+def _with_less(problem: Problem, memory_bytes: float) -> Problem:
+    device = replace(problem.cluster.device, memory_bytes=memory_bytes)
+    cluster = replace(problem.cluster, device=device)
+    return Problem(problem.architecture, cluster, problem.gpus, problem.global_batch, problem.seq_len)

@@ -1,0 +1,31 @@
+"""The order of a configuration by the list scheduler, in place of the one that its family emits."""
+
+from __future__ import annotations
+
+from piper_core.schedule.families import FAMILIES
+from piper_core.schedule.grid import Grid
+from piper_core.schedule.list_problem import pipeline_problem, to_grid
+from piper_core.schedule.list_scheduler import list_schedule
+from search.bound import Bounds
+from search.space import Configuration
+
+MARGIN = 0.07
+"""Part of a device's memory that the order leaves to what it does not see: buffers, workspace, the allocator's gap."""
+
+
+def list_grid(config: Configuration, bounds: Bounds) -> Grid:
+    """Return an order of the configuration's compute on its rows that is short at the stages' own seconds and keeps
+    each row's memory, without overlap groups.
+
+    Raises:
+        InfeasibleError: no order keeps the memory of some row.
+    """
+    family, shape = FAMILIES[config.schedule], bounds.shape(config)
+    room = bounds.capacity_bytes * (1 - MARGIN) - bounds.context_bytes
+    problem = pipeline_problem(
+        config.layout, config.pp, config.virtual_stages, config.num_microbatches,
+        [(s.forward(), s.input_backward(), s.weight_backward()) for s in shape.stages],
+        p2p_s=shape.message_s, split_backward=family.splits_backward, hold_bytes=shape.saved,
+        limit_bytes=[room - static for static in bounds.static_bytes(config)],
+    )  # fmt: skip
+    return to_grid(problem, list_schedule(problem))

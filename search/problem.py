@@ -1,0 +1,83 @@
+"""A model on a cluster, and what its configurations are: programs, plans, scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from piper_core.arch.closed_form import model_chunks
+from piper_core.arch.record import Architecture
+from piper_core.ir.dag import training_dag
+from piper_core.mesh import Mesh
+from piper_core.program.program import Program
+from piper_core.schedule.compile import Compiled, compile_program
+from profiler.spec import Cluster
+from search.bound import Bounds
+from search.candidate import Score
+from search.cost.roofline import RooflineCost
+from search.evaluate import evaluate
+from search.generators.recipe import program_of
+from search.list_order import list_grid
+from search.objective import Objective
+from search.space import Configuration
+from search.stage_costs import StageCosts
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A configuration that was built, verified and simulated."""
+
+    config: Configuration
+    layers_per_stage: tuple[int, ...]
+    score: Score
+
+    @property
+    def key(self) -> tuple[float, Configuration]:
+        """Rank: step time, ties by the configuration itself."""
+        return self.score.step_time_s, self.config
+
+    def value(self, objective: Objective) -> float:
+        """Return what the objective makes small: seconds, or bytes."""
+        return self.score.worst_row_bytes if objective == "memory" else self.score.step_time_s
+
+    def rank(self, objective: Objective) -> tuple[float, float, Configuration]:
+        """Return the rank under an objective; ties by step time, then by the configuration itself."""
+        return self.value(objective), *self.key
+
+
+class Problem:
+    """A model on a cluster, with what every evaluation shares."""
+
+    def __init__(
+        self, architecture: Architecture, cluster: Cluster, gpus: int, global_batch: int, seq_len: int
+    ) -> None:
+        self.architecture, self.cluster = architecture, cluster
+        self.gpus, self.global_batch, self.seq_len = gpus, global_batch, seq_len
+        self.model = model_chunks(architecture, seq_len)
+        self.cost = RooflineCost(cluster)
+        self.costs = StageCosts(self.model, self.cost)
+        device = cluster.device
+        self.bounds = Bounds(self.costs, self.cost, device.context_bytes, device.memory_bytes)
+        self.base = training_dag(self.model, global_batch=global_batch)
+
+    def bucket_mib(self, config: Configuration) -> int:
+        """Return the bucket size of a configuration (0: one bucket a stage)."""
+        return self.bounds.bucket_mib(config.tp, config.ep, config.bucket)
+
+    def program(self, config: Configuration) -> tuple[Program, Mesh, tuple[int, ...]]:
+        """Return the program of a configuration, its mesh, and its layers per stage."""
+        counts, _ = self.costs.of(config)
+        grid = list_grid(config, self.bounds) if config.order == "list" else None
+        program, mesh = program_of(config, counts, self.bucket_mib(config), grid)
+        return program, mesh, counts
+
+    def compile(self, config: Configuration) -> Compiled:
+        """Return the applied DAG and the verified plan of a configuration."""
+        program, mesh, _ = self.program(config)
+        return compile_program(program, self.base, mesh)
+
+    def score(self, config: Configuration) -> Score:
+        """Build, verify and simulate a configuration."""
+        return evaluate(
+            self.compile(config), self.cost, self.cluster.device, seq_len=self.seq_len, gpus=self.gpus,
+            global_batch=self.global_batch, architecture=self.architecture,
+        )  # fmt: skip

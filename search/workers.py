@@ -1,0 +1,88 @@
+"""Score configurations on all cores."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from math import inf
+from multiprocessing import get_context
+from typing import TypeAlias
+
+from piper_core.errors import DirectiveError, InfeasibleError, PlanError
+from search.candidate import Outcome
+from search.problem import Problem
+from search.space import Configuration
+
+PR_SET_PDEATHSIG = 1
+"""``prctl`` option of Linux: the signal to get when the parent dies."""
+_PROBLEM: Problem | None = None
+
+
+def _score(config: Configuration) -> Outcome:
+    """Evaluate in a worker; a configuration that does not apply or run comes back as its reason."""
+    assert _PROBLEM is not None
+    try:
+        return _PROBLEM.score(config)
+    except (DirectiveError, PlanError, InfeasibleError) as error:
+        return f"rejected: {error}"
+
+
+def _start_worker() -> None:
+    """Leave Ctrl-C to the main process, and end with it however it ends (on Linux, where the kernel sees to that)."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+Outcomes: TypeAlias = Iterator[Outcome | None]
+Run: TypeAlias = Callable[[Sequence[Configuration], Callable[[], float]], Outcomes]
+
+
+@contextmanager
+def evaluator(problem: Problem, workers: int | None) -> Iterator[Run]:
+    """Yield a function that scores a batch in order, on ``workers`` forked processes (in this one where that is 1).
+
+    Once the clock passes the deadline, which may change on the way, what is left of the batch comes back as None. An
+    evaluation in this process is not cut short.
+    """
+    global _PROBLEM
+    _PROBLEM = problem
+    count = workers or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else workers or 1
+
+    def left(deadline_s: Callable[[], float]) -> float:
+        return deadline_s() - time.perf_counter()
+
+    def here(batch: Sequence[Configuration], deadline_s: Callable[[], float]) -> Outcomes:
+        for config in batch:
+            yield _score(config) if left(deadline_s) > 0 else None
+
+    if count <= 1:
+        yield here
+        return
+    pool = ProcessPoolExecutor(count, mp_context=get_context("fork"), initializer=_start_worker)
+    running: list[Future[Outcome]] = []
+
+    def apart(batch: Sequence[Configuration], deadline_s: Callable[[], float]) -> Outcomes:
+        running[:] = [pool.submit(_score, config) for config in batch]
+        for future in running:
+            seconds = left(deadline_s)
+            try:
+                yield future.result(None if seconds == inf else max(0.0, seconds))
+            except TimeoutError:
+                yield None
+
+    try:
+        yield apart
+    finally:
+        processes = list((pool._processes or {}).values())
+        pool.shutdown(wait=False, cancel_futures=True)
+        if not all(future.done() for future in running):  # nobody waits for what is still being evaluated
+            for process in processes:
+                process.terminate()
