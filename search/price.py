@@ -4,36 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from piper_core.errors import ConfigError
-from piper_core.program.strategy import Header, Strategy
+from piper_core.program.strategy import Strategy
 from piper_core.schedule.compile import Compiled
-from profiler.spec import Cluster, load_cluster
+from profiler.spec import Cluster
 from search.candidate import Score
 from search.compare import Price
 from search.cost.roofline import RooflineCost
 from search.evaluate import Evaluation, assess
-
-NOT_FAMILIES = ("custom", "list")
-"""What else a header's ``schedule`` may say: an order by hand, or by the list scheduler."""
-
-
-def check_header(header: Header) -> Cluster | None:
-    """Return the cluster that a header names, None where it names none.
-
-    Raises:
-        ConfigError: an unknown cluster, or a schedule that is no family.
-    """
-    from piper_core.schedule.families import get_family
-
-    if header.schedule is not None and header.schedule not in NOT_FAMILIES:
-        try:
-            get_family(header.schedule)
-        except ConfigError as error:
-            raise ConfigError(f"header field schedule: {error}; or custom, for an order by hand") from None
-    try:
-        return load_cluster(header.cluster) if header.cluster is not None else None
-    except ConfigError as error:
-        raise ConfigError(f"header field cluster: {error}") from None
 
 
 def price(strategy: Strategy, compiled: Compiled, cluster: Cluster) -> Evaluation:
@@ -55,7 +32,7 @@ def price(strategy: Strategy, compiled: Compiled, cluster: Cluster) -> Evaluatio
 
 
 def predicted_of(score: Score, cluster: Cluster) -> dict[str, Any]:
-    """Return what a header's ``predicted`` says of a score: the whole, and time and the fullest row's memory by cause."""
+    """Return what a header's ``predicted`` says of a score: the whole, time by cause, the fullest row by cause."""
     found = Price.of(score)
     return {
         "by": f"roofline and alpha-beta costs of {cluster.name}; nothing was measured",

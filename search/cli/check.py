@@ -24,7 +24,7 @@ from piper_core.schedule.verify import verify
 from profiler import console
 from profiler.spec import Cluster, load_cluster
 from search.cli.show import count, grid_lines, show_grid
-from search.price import check_header
+from search.header import check_header
 
 if TYPE_CHECKING:
     from search.candidate import Score

@@ -31,7 +31,8 @@ def run(options: Namespace) -> int:
     from profiler.spec import load_cluster
     from search.compare import Change, Price
     from search.diff import Difference
-    from search.price import check_header, price
+    from search.header import check_header
+    from search.price import price
 
     strategies = [load(path) for path in (options.before, options.after)]
     found = Difference.between(*strategies)

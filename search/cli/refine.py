@@ -48,7 +48,8 @@ def run(options: Namespace) -> int:
     from piper_core.program.write import replace_file
     from piper_core.schedule.compile import compile_program
     from search.compare import Change, Price
-    from search.price import check_header, price
+    from search.header import check_header
+    from search.price import price
     from search.refine.climb import climb
     from search.refine.lock import Locks
 

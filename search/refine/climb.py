@@ -14,7 +14,6 @@ from piper_core.program.strategy import Strategy
 from piper_core.schedule.compile import Compiled, compile_program
 from profiler.spec import Cluster
 from search.candidate import Score
-from search.cost.memory import CLOSE
 from search.price import price
 from search.refine.lock import Locks
 from search.refine.moves import Move, field_moves, order_moves
@@ -83,8 +82,7 @@ class _Run:
 
     def first_gain(self, moves: Iterator[Move], end: float) -> bool | None:
         """Take the first move that gains; return whether there was one, None where the time is over before."""
-        capacity = self.cluster.device.memory_bytes
-        best = _key(self.found.score, capacity)
+        best = _key(self.found.score)
         for move in moves:
             if time.perf_counter() > end or self.found.tried == self.most:
                 return None
@@ -96,7 +94,7 @@ class _Run:
                 self.found.locked += 1
                 continue
             made = _tried(move.strategy, self.base, self.cluster, self.locks, self.found)
-            if made is None or not _better(_key(made[1], capacity), best):
+            if made is None or not _better(_key(made[1]), best):
                 continue
             self.compiled, score = made
             self.found.strategy, self.found.score = move.strategy, score
@@ -121,9 +119,9 @@ def _tried(
     return compiled, price(strategy, compiled, cluster).score
 
 
-def _key(score: Score, capacity: float) -> tuple[float, float]:
-    """Rank a score: what it is over the memory that surely fits, then its step time."""
-    return max(0.0, score.worst_row_bytes - (1 - CLOSE) * capacity), score.step_time_s
+def _key(score: Score) -> tuple[float, float]:
+    """Rank a score: the memory that it takes unless it surely fits, then its step time."""
+    return 0.0 if score.fits == "yes" else score.worst_row_bytes, score.step_time_s
 
 
 def _better(key: tuple[float, float], best: tuple[float, float]) -> bool:
