@@ -68,7 +68,7 @@ def critical_path_lines(simulation: Simulation) -> list[str]:
     return [
         f"critical path of the first step, {_seconds(found['seconds'])}: {', '.join(kinds)}",
         f"  by row: {_some(rows)}",
-        f"  row: actions: {_some(runs, 8, '; ')}",
+        f"  in order, by row: {_some(runs, 8, '; ')}",
     ]
 
 

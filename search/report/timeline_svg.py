@@ -17,6 +17,8 @@ COLOURS = {
     "send and receive": "#9c755f", "gather": "#f28e2b", "reduce": "#d37295", "other collectives": "#79706e",
 }  # fmt: skip
 """By what an event does; the legend shows those that occur."""
+PALE = ("BW", "gather")
+"""Colours on which labels are dark."""
 
 
 def timeline_svg(timeline: Timeline, *, title: str = "", period_s: float | None = None) -> str:
@@ -53,7 +55,7 @@ def timeline_svg(timeline: Timeline, *, title: str = "", period_s: float | None 
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom:.0f}" width="{WIDTH}" '
         f'height="{bottom:.0f}" font-family="sans-serif" font-size="10">',
         "<style>.row{font-size:13px;font-weight:bold}.lane{text-anchor:end;fill:#777;font-size:8px}"
-        ".bed{fill:#f3f3f3}.in{fill:#fff;pointer-events:none}.tick{stroke:#ccc}"
+        ".bed{fill:#f3f3f3}.in{fill:#fff;pointer-events:none}.on{fill:#222;pointer-events:none}.tick{stroke:#ccc}"
         ".period{stroke:#c00;stroke-dasharray:4 3}</style>",
         '<rect width="100%" height="100%" fill="#fff"/>',
         f'<text x="8" y="20" font-size="15">{escape(title)}</text>',
@@ -94,7 +96,9 @@ def _boxes(lane: Lane, y: float, height: int, scale: float, used: set[str]) -> l
                      else "")) if text and len(text) * TEXT_WIDTH < width), "")  # fmt: skip
         if label and height == COMPUTE_HEIGHT:
             at = x + (width - len(label) * TEXT_WIDTH) / 2
-            boxes.append(f'<text x="{at:.1f}" y="{y + 17:.0f}" class="in">{escape(label)}</text>')
+            boxes.append(
+                f'<text x="{at:.1f}" y="{y + 17:.0f}" class="{"on" if kind in PALE else "in"}">{escape(label)}</text>'
+            )
     return boxes
 
 
