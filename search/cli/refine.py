@@ -135,7 +135,7 @@ def rewritten(source: Path, strategy: Strategy, score: Score, cluster: Cluster) 
     kept = {name: value for name, value in old.get("predicted", {}).items() if name not in predicted}
     new["predicted"] = {**{name: predicted[name] for name in old.get("predicted", {}) if name in predicted}, **kept,
                         **predicted}  # fmt: skip
-    if text.lstrip().startswith("{") and source.suffix == ".json":
+    if _is_json(text):
         return to_json(
             {name: value for name, value in new.items() if name != "directives"}, strategy.program.directives
         )
@@ -152,6 +152,16 @@ def _described(text: str, old: Program, new: Program) -> str:
         if op in said[1] and text.count(line) == 1:
             text = text.replace(line, f"# {said[1][op]}\n")
     return text
+
+
+def _is_json(text: str) -> bool:
+    import json
+
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _same_form(old: list[object], new: list[object]) -> list[object]:

@@ -43,7 +43,7 @@ def html_report(result: Mapping[str, Any], best: Prediction, strategy_text: str)
     """
     try:
         return _page(result, best, strategy_text)
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         raise ConfigError(f"not the result of a search: {type(error).__name__} {str(error)[:60]}") from None
 
 

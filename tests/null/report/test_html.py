@@ -119,6 +119,23 @@ def test_what_is_no_result(data: dict[str, Any], best: Prediction) -> None:
         html_report(data, best, "")
 
 
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [(("space", "size"), "many"), (("space", "pruned"), {"time bound": "all"}), (("space", "pruned"), 3),
+     (("candidates", 0, "degrees"), {}), (("candidates", 0, "predicted", "step_time_s"), float("nan")),
+     (("candidates", 0, "predicted", "step_time_s"), "fast"), (("candidates", 1, "predicted", "peak_memory_bytes"), []),
+     (("candidates", 0, "predicted", "breakdown"), None), (("pareto",), 1), (("candidates", 0, "layers_per_stage"), 4)],
+)  # fmt: skip
+def test_a_result_that_was_changed(path: tuple[Any, ...], value: object, best: Prediction) -> None:
+    data = json.loads(json.dumps(result(best)))
+    holder = data
+    for key in path[:-1]:
+        holder = holder[key]
+    holder[path[-1]] = value
+    with pytest.raises(ConfigError, match="not the result of a search"):
+        html_report(data, best, "")
+
+
 def test_what_a_search_writes(folder: Path) -> None:
     assert {path.name for path in folder.iterdir()} >= {BEST, RESULT, REPORT, TIMELINE}
     data = json.loads((folder / RESULT).read_text())
