@@ -36,7 +36,10 @@ def pick(transactions: int) -> Loops:
     if _compiled is None and _spent > PATIENCE and (_spent > COLD or _on_disk()) and find_spec("numba"):
         from numba import njit
 
-        _compiled = Loops(True, njit(cache=True)(longest_path), njit(cache=True)(contended))
+        try:
+            _compiled = Loops(True, njit(cache=True)(longest_path), njit(cache=True)(contended))
+        except RuntimeError:  # no folder that numba may keep them in: this process compiles them for itself
+            _compiled = Loops(True, njit(longest_path), njit(contended))
     return _compiled or Loops(False, longest_path, contended)
 
 
