@@ -94,7 +94,7 @@ def attention(parts: Parts) -> Chunk:
         saved_selective=made.selective + Saved(kept, hidden + mask + (hidden if arch.post_norm else 0.0)),
         saved_full=Saved(replicated=hidden),
         stash=made.stash + Saved(value, 2 * hidden),  # attention out; norm out, d(projection)
-        workspace_bytes=2 * q + 2 * keys + 4 * scores,
+        workspace_bytes=2 * q + 2 * keys + 8 * scores,
     )
 
 

@@ -22,7 +22,7 @@ from piper_core.arch.chunk import Saved
 from piper_core.ir.action import ActionKind
 from piper_core.ir.dag import Dag, Floats, Ints, Policy
 from piper_core.ir.edit import compute_table, rows
-from piper_core.names import Axis, Collective, NodeKind, Phase, Role
+from piper_core.names import Axis, Collective, NodeKind, Phase, Region, Role
 from piper_core.passes.gradient_sync import GRAD_BYTES
 from piper_core.schedule.plan import CODE
 from profiler.spec import Device
@@ -32,13 +32,19 @@ from search.cost.software import OWN, Software
 from search.simulator.lower import on_compute, row_of, sums
 from search.simulator.run import Simulation
 
+GATHERED = 3.7
+"""Bytes of a loss over gathered logits, as a multiple of the 6 that a loss over its own part has in passing: logits as
+parts and whole, in 2 and 4 bytes, their softmax and two gradients (fitted to Hagemann 2023's out-of-memory runs)."""
 OPTIMIZER_BYTES = 12
 """Adam for each owned parameter: fp32 master weight, first and second moment."""
 RESERVED_GAP = 0.05
 """What the caching allocator reserves beyond what is allocated, as a fraction of what comes and goes: activations,
-buffers and workspace (assumed; blocks that live for the whole run leave no gaps)."""
-CLOSE = 0.03
-"""Fraction of the device's memory within which the verdict is "close"."""
+buffers and workspace (blocks that live for the whole run leave no gaps); on a device with room to spare."""
+TIGHT_GAPS = 0.1, 0.4
+"""The same on a full device: what runs loses no less, and what runs out of memory no more (fitted to 250 runs of
+Hagemann 2023, of which 128 ran out of memory). Between the two the verdict is "close"."""
+USABLE = 0.98
+"""Part of the capacity that a process gets: the driver, and libraries beside torch, hold the rest."""
 
 _CAUSES = ("parameters", "gradients", "activations", "buffers", "workspace")
 _PARAMETERS, _GRADIENTS, _ACTIVATIONS, _BUFFERS, _WORKSPACE = range(5)
@@ -70,6 +76,10 @@ class RowMemory:
             + self.context + self.reserved_gap
         )  # fmt: skip
 
+    def with_gap(self, gap: float) -> float:
+        """Return the peak if the allocator lost ``gap`` of what comes and goes."""
+        return self.peak - self.reserved_gap * (1 - gap / RESERVED_GAP)
+
     def breakdown(self) -> dict[str, float]:
         """Return the bytes by cause."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "peak_at"}
@@ -99,17 +109,19 @@ class Memory:
 
     @property
     def fits(self) -> Verdict:
-        """``yes``, ``no``, or ``close`` within ``CLOSE`` of the capacity either way."""
-        if abs(self.margin_bytes) < CLOSE * self.capacity:
-            return "close"
-        return "yes" if self.margin_bytes > 0 else "no"
+        """``yes`` where every row has room for the larger of ``TIGHT_GAPS``, ``no`` where one has none for the smaller,
+        ``close`` in between."""
+        least, most = (max((row.with_gap(gap) for row in self.rows), default=0.0) for gap in TIGHT_GAPS)
+        if least > USABLE * self.capacity:
+            return "no"
+        return "yes" if most <= USABLE * self.capacity else "close"
 
 
 def memory(dag: Dag, simulation: Simulation, device: Device, software: Software = OWN) -> Memory:
     """Return the peak memory of each row of the plan that was lowered from ``dag`` and simulated."""
-    usage = _Usage(dag, simulation)
+    usage = _Usage(dag, simulation, software)
     usage.collect()
-    static = usage.static(software)
+    static = usage.static()
     peaks = []
     for row, (levels, at) in enumerate(usage.peaks()):
         gathered, transient, activations, buffers, workspace = levels
@@ -130,7 +142,7 @@ def levels(dag: Dag, simulation: Simulation) -> tuple[NDArray[np.float64], ...]:
     Causes are gathered parameters, gradients in passing, activations, buffers, workspace; the i-th of n actions of the
     compute stream has the instants 3 i (it holds all it needs), 3 i + 1 (its results are there), 3 i + 2 (after it).
     """
-    usage = _Usage(dag, simulation)
+    usage = _Usage(dag, simulation, OWN)
     usage.collect()
     return usage.levels()
 
@@ -138,8 +150,8 @@ def levels(dag: Dag, simulation: Simulation) -> tuple[NDArray[np.float64], ...]:
 class _Usage:
     """Changes of memory, by row, cause and instant (see :func:`levels`)."""
 
-    def __init__(self, dag: Dag, simulation: Simulation) -> None:
-        self.dag, self.simulation, self.plan = dag, simulation, simulation.plan
+    def __init__(self, dag: Dag, simulation: Simulation, software: Software) -> None:
+        self.dag, self.simulation, self.plan, self.software = dag, simulation, simulation.plan, software
         plan, nodes = self.plan, dag.nodes
         self.row, self.on_compute = row_of(plan), on_compute(plan)
         self.compute = [plan.compute_stream(row) for row in range(len(plan.rows))]
@@ -266,7 +278,11 @@ class _Usage:
         nodes = self.dag.nodes
         back = np.flatnonzero(self.dag.compute & np.isin(nodes.phase, (Phase.B, Phase.BI)))
         each = np.asarray([chunk.workspace_bytes for chunk in self.dag.chunks])[nodes.chunk[back]]
-        self.transient(_WORKSPACE, back, each / self.tensor[back] * self.share[back])
+        divided = each / self.tensor[back]
+        if self.software.gathers_logits:
+            head = np.asarray([chunk.region is Region.HEAD for chunk in self.dag.chunks])[nodes.chunk[back]]
+            divided = np.where(head & (self.tensor[back] > 1), each * GATHERED, divided)
+        self.transient(_WORKSPACE, back, divided * self.share[back])
         inner = np.flatnonzero(
             (nodes.kind == NodeKind.COLLECTIVE) & (nodes.bucket < 0) & (nodes.collective != Collective.ALL_REDUCE)
             & (nodes.chunk >= 0)
@@ -342,7 +358,7 @@ class _Usage:
             end = self.when(self.row[done], self.simulation.end_s[done], end=True)
             self.during(_GRADIENTS, self.at(began[reduce], 0), end, self.bytes[reduce])
 
-    def static(self, software: Software) -> list[tuple[float, float, float]]:
+    def static(self) -> list[tuple[float, float, float]]:
         """Return the bytes of each row's parameters, gradients and optimiser state that stay for the whole run."""
         dag, totals = self.dag, np.zeros((len(self.plan.rows), 3))
         order = rows(dag)
@@ -352,8 +368,8 @@ class _Usage:
             whole, share = float(bucket.numel), bucket.numel / bucket.ranks
             held = (
                 dag.dtype_bytes * (share if zero == 3 else whole),
-                (GRAD_BYTES * share if zero >= 2 else software.gradient_bytes * whole),
-                OPTIMIZER_BYTES * owned(dag, bucket, software),
+                (GRAD_BYTES * share if zero >= 2 else self.software.gradient_bytes * whole),
+                OPTIMIZER_BYTES * owned(dag, bucket, self.software),
             )
             for group in bucket.rows:
                 totals[row_of[group]] += held

@@ -21,13 +21,15 @@ class Software:
     ``separate_projections`` the column-parallel layers of a region are modules of their own, each of which reduces its
     part of the input's gradient. With ``hides_backward`` a whole backward
     reduces that gradient, and gathers the input again, beside its own products (Megatron since 2022, Korthikanti 2022,
-    arXiv 2205.05198, section 4.2.2): what is left is what they slow each other. ``shard_group`` > 0 shards optimiser state
+    arXiv 2205.05198, section 4.2.2): what is left is what they slow each other. With ``gathers_logits`` each
+    tensor-parallel rank computes the loss of the whole vocabulary. ``shard_group`` > 0 shards optimiser state
     over as many neighbours of the data-parallel group instead of all of it.
     """
 
     gradient_bytes: int = 4
     separate_projections: bool = False
     hides_backward: bool = False
+    gathers_logits: bool = False
     shard_group: int = 0
 
     def exposed(self, region: Region, phase: Phase, kind: Collective) -> float:

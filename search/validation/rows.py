@@ -179,7 +179,7 @@ def _kernels(row: Row, architecture: Architecture) -> Kernels:
         if name not in _HAGEMANN:
             raise NotExpressedError(f"kernel {name[:40]!r} is not known here")
         attention = _HAGEMANN[name]
-        return Kernels(attention, "fused" if more == ["RMS kernel"] else "unfused", "unfused")
+        return Kernels(attention, "fused" if more == ["RMS kernel"] else "unfused", "unfused", dropout=True)
     flash = _text(row, "attention") == "flash"
     if "Composer" in framework:
         return Kernels("triton")
@@ -203,7 +203,7 @@ def _software(row: Row) -> Software:
     """Return the habits of the training program, as its source describes them."""
     framework, dtype = _text(row, "framework"), _text(row, "dtype")
     if "AA scaling" in framework:
-        return Software(gradient_bytes=2, separate_projections=True)
+        return Software(gradient_bytes=2, separate_projections=True, gathers_logits=True)
     if "InternEvo" in framework:
         group = re.search(r"zero1 group=(\d+)", _text(row, "notes"))
         return Software(gradient_bytes=2, shard_group=int(group[1]) if group else 0)

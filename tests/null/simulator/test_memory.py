@@ -18,7 +18,7 @@ from piper_core.schedule.plan import KINDS
 from piper_core.schedule.span import evaluate
 from profiler.spec import load_cluster
 from search.cost import RooflineCost
-from search.cost.memory import CLOSE, Memory, RowMemory, levels, memory
+from search.cost.memory import RESERVED_GAP, TIGHT_GAPS, USABLE, Memory, RowMemory, levels, memory
 from search.cost.price import node_seconds
 from search.simulator import Simulation, action_seconds, simulate
 from tests.null.simulator.programs import build, random_case
@@ -221,13 +221,23 @@ def test_receives_are_posted_as_far_ahead_as_the_plan_allows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("peak", "verdict"),
-    [(0.5, "yes"), (1 - CLOSE - 0.001, "yes"), (1 - CLOSE / 2, "close"), (1 + CLOSE / 2, "close"), (1.2, "no")],
+    ("lasting", "passing", "verdict"),
+    [
+        (0.5, 0.0, "yes"),
+        (USABLE - 0.001, 0.0, "yes"),
+        (USABLE + 0.001, 0.0, "no"),
+        (0.5, (USABLE - 0.5) / (1 + TIGHT_GAPS[1]) - 0.001, "yes"),
+        (0.5, (USABLE - 0.5) / (1 + TIGHT_GAPS[1]) + 0.001, "close"),
+        (0.5, (USABLE - 0.5) / (1 + TIGHT_GAPS[0]) - 0.001, "close"),
+        (0.5, (USABLE - 0.5) / (1 + TIGHT_GAPS[0]) + 0.001, "no"),
+    ],
 )
-def test_verdict(peak: float, verdict: str) -> None:
+def test_verdict(lasting: float, passing: float, verdict: str) -> None:
+    """What stays leaves no gaps in the allocator's blocks; what comes and goes does, more or less."""
     capacity = 80e9
-    row = RowMemory(peak * capacity, 0, 0, 0, 0, 0, 0, 0, 0)
+    gap = RESERVED_GAP * passing * capacity
+    row = RowMemory(lasting * capacity, 0, 0, passing * capacity, 0, 0, 0, gap, 0)
     found = Memory((replace(row, parameters=1.0), row), capacity)
     assert found.fits == verdict
     assert found.worst == 1
-    assert found.margin_bytes == pytest.approx((1 - peak) * capacity)
+    assert found.margin_bytes == pytest.approx((1 - lasting - passing * (1 + RESERVED_GAP)) * capacity)
