@@ -86,6 +86,11 @@ class Run:
         """Where this rank's shard begins and ends."""
         return self.index * self.shard_numel, (self.index + 1) * self.shard_numel
 
+    @property
+    def flat_nbytes(self) -> int:
+        """Bytes of it when whole, in the model's dtype."""
+        return self.numel * self.dtype.itemsize
+
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Return the parameters' places in a flat tensor, by placeholder."""
         found: dict[str, Tensor] = {}
@@ -146,37 +151,52 @@ Taken = tuple[Tensor, dict[str, Tensor]]
 
 
 class Arena:
-    """Flat tensors that come and go, whole parameters of ZeRO-3 and gradients of one microbatch: those of one size and
-    dtype serve every bucket in turn, so there are as many as are ever in use together."""
+    """Flat tensors that come and go, whole parameters of ZeRO-3 and gradients of one microbatch. Each serves any bucket
+    that fits, so there are as many as are ever in use together."""
 
     def __init__(self) -> None:
-        self._free: dict[tuple[int, torch.dtype], list[Tensor]] = {}
+        self._free: list[Tensor] = []
+        self._whole: dict[int, Tensor] = {}
         self._views: dict[tuple[int, int], dict[str, Tensor]] = {}
-        self._made: list[Tensor] = []
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Every tensor that it has made, in use or not."""
-        return list(self._made)
+        """Every tensor that it keeps, in use or not."""
+        return list(self._whole.values())
 
     def take(self, run: Run, *, zero: bool = False) -> Taken:
-        """Return a flat tensor for a run (``zero``: of zeros)."""
-        free = self._free.setdefault((run.numel, run.dtype), [])
-        if free:
-            flat = free.pop()
-            if zero:
-                flat.zero_()
+        """Return a flat tensor for a run (``zero``: of zeros): the smallest free one that is large enough; else a new
+        one, in place of the largest free one."""
+        mine = [each for each in self._free if each.dtype == run.dtype]
+        fits = [each for each in mine if each.numel() >= run.numel]
+        if fits:
+            whole = min(fits, key=Tensor.numel)
+            self._drop(whole)
         else:
-            flat = (torch.zeros if zero else torch.empty)(run.numel, dtype=run.dtype, device=run.device)
-            self._made.append(flat)
-        key = (flat.data_ptr(), id(run))
+            if mine:
+                small = max(mine, key=Tensor.numel)
+                self._drop(small)
+                self._forget(small)
+            whole = torch.empty(run.numel, dtype=run.dtype, device=run.device)
+            self._whole[whole.data_ptr()] = whole
+        flat = whole[: run.numel]
+        if zero:
+            flat.zero_()
+        key = (whole.data_ptr(), id(run))
         if key not in self._views:
             self._views[key] = run.views(flat)
         return flat, self._views[key]
 
-    def give(self, run: Run, flat: Tensor) -> None:
+    def give(self, flat: Tensor) -> None:
         """Take one back."""
-        self._free[run.numel, run.dtype].append(flat)
+        self._free.append(self._whole[flat.data_ptr()])
+
+    def _drop(self, whole: Tensor) -> None:
+        self._free = [each for each in self._free if each is not whole]
+
+    def _forget(self, whole: Tensor) -> None:
+        del self._whole[whole.data_ptr()]
+        self._views = {key: views for key, views in self._views.items() if key[0] != whole.data_ptr()}
 
 
 class Bucket:

@@ -16,7 +16,7 @@ from piper_core.runtime.graphs import Macros, Spec
 from piper_core.runtime.groups import degrees_of
 from piper_core.runtime.model import ModelSource
 from piper_core.runtime.slices import Slicing
-from piper_core.runtime.tables import RowTable, row_table
+from piper_core.runtime.tables import RowTable, constant_names, row_table
 from piper_core.schedule.compile import Compiled
 from piper_core.schedule.plan import CODE
 
@@ -79,6 +79,11 @@ class Lowering:
     def state(self, row: int) -> ShardState:
         """Return how a row divides its first stage; data is divided alike for all."""
         return state_of(self.compiled, row)
+
+    @cached_property
+    def constant_names(self) -> frozenset[str]:
+        """Return the values that are the same for every microbatch."""
+        return constant_names(self.source.cut)
 
     @cached_property
     def slicing(self) -> Slicing:

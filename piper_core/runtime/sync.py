@@ -29,7 +29,7 @@ class Reducing:
         for run, flat, shard, work in self._parts:
             work.wait()
             run.gradient.add_(shard)
-            self._arena.give(run, flat)
+            self._arena.give(flat)
         self._parts = []
 
 
@@ -96,10 +96,10 @@ class Sync:
         """Give back the oldest gathered copy of a microbatch."""
         way, taken = self._gathered[bucket.index, microbatch].popleft()
         held = self.values[microbatch]
-        for run, flat, views in taken:
+        for _, flat, views in taken:
             for name in views:
                 del held[f"{name}@{way}"]
-            self.arena.give(run, flat)
+            self.arena.give(flat)
 
     # --- gradients ---
 

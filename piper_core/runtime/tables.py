@@ -217,6 +217,17 @@ def _values(
     return tuple(value.name for value in giver.backward.outputs if value in read)
 
 
+def constant_names(cut: Cut) -> frozenset[str]:
+    """Return the values that are the same for every microbatch: parameters, buffers, and what is computed from buffers.
+
+    What auxiliary losses weigh is a buffer of the model, but here it is one for each microbatch.
+    """
+    joint = cut.joint
+    weights = {name for name, full in joint.buffers.items() if full.endswith("router.loss_weight")}
+    names = {*joint.parameters, *joint.buffers, *(node.name for node in cut.prelude.outputs)}
+    return frozenset(names - weights)
+
+
 class _Liveness:
     """Which values must come out of each action, and which it reads last, along the order of the steps."""
 
@@ -226,10 +237,7 @@ class _Liveness:
     ) -> None:  # fmt: skip
         self.plan, self.macros, self.steps, self.specs = plan, macros, steps, specs
         self.messages, self.results = messages, results
-        cut = macros.cut
-        joint = cut.joint
-        weights = {p for p, name in joint.buffers.items() if name.endswith("router.loss_weight")}  # one a microbatch
-        self.constant = {*joint.parameters, *joint.buffers, *(node.name for node in cut.prelude.outputs)} - weights
+        self.constant = constant_names(macros.cut)
 
     def table(self, row: int) -> RowTable:
         wanted = {spec: {n.name for n in self.macros.draft(spec).outputs} for spec in set(self.specs.values())}
