@@ -22,9 +22,10 @@ _compiled: Loops | None = None
 
 
 class Loops(NamedTuple):
-    """The two loops, compiled or not; the compiled ones take arrays, the others lists."""
+    """The loops, compiled or not; the compiled ones take arrays, the others lists."""
 
     compiled: bool
+    sort: Callable[..., int]
     longest_path: Callable[..., None]
     contended: Callable[..., None]
 
@@ -34,18 +35,44 @@ def pick(transactions: int) -> Loops:
     global _spent, _compiled
     _spent += transactions
     if _compiled is None and _spent > PATIENCE and (_spent > COLD or _on_disk()) and find_spec("numba"):
-        from numba import njit
-
         try:
-            _compiled = Loops(True, njit(cache=True)(longest_path), njit(cache=True)(contended))
+            _compiled = _compile(cache=True)
         except RuntimeError:  # no folder that numba may keep them in: this process compiles them for itself
-            _compiled = Loops(True, njit(longest_path), njit(contended))
-    return _compiled or Loops(False, longest_path, contended)
+            _compiled = _compile(cache=False)
+    return _compiled or Loops(False, sort, longest_path, contended)
+
+
+def _compile(*, cache: bool) -> Loops:
+    from numba import njit
+
+    make = njit(cache=cache)
+    return Loops(True, make(sort), make(longest_path), make(contended))
 
 
 def _on_disk() -> bool:
     """Return whether numba has compiled the loops before (where it may write beside this file)."""
     return any(Path(__file__).parent.glob("__pycache__/loops.contended-*.nbi"))
+
+
+def sort(first: Any, targets: Any, degree: Any, order: Any) -> int:
+    """Fill ``order`` topologically, first come first served; return how many there are before any that wait for each
+    other. ``degree`` counts what each follows, and is used up."""
+    count = 0
+    for t in range(len(degree)):
+        if degree[t] == 0:
+            order[count] = t
+            count += 1
+    at = 0
+    while at < count:
+        t = order[at]
+        for k in range(first[t], first[t + 1]):
+            u = targets[k]
+            degree[u] -= 1
+            if degree[u] == 0:
+                order[count] = u
+                count += 1
+        at += 1
+    return count
 
 
 def longest_path(duration: Any, first: Any, targets: Any, begin: Any, finish: Any) -> None:

@@ -14,6 +14,7 @@ from piper_core.ir.action import ActionKind
 from piper_core.ir.dag import Dag, Floats, Ints, Mask
 from piper_core.names import Axis, Collective, NodeKind
 from piper_core.schedule.plan import CODE, KINDS, Plan, StreamKind
+from search.simulator.loops import pick
 
 
 class CommKind(StrEnum):
@@ -205,17 +206,16 @@ def _ranks(src: Ints, dst: Ints, size: int) -> Ints:
     Raises:
         PlanError: ``deadlock``.
     """
-    by = np.argsort(src, kind="stable")
-    targets = dst[by].tolist()
-    starts = np.searchsorted(src[by], np.arange(size + 1)).tolist()
-    degree = np.bincount(dst, minlength=size).tolist()
-    order = [u for u, d in enumerate(degree) if d == 0]
-    for u in order:
-        for v in targets[starts[u] : starts[u + 1]]:
-            degree[v] -= 1
-            if degree[v] == 0:
-                order.append(v)
-    if len(order) < size:
+    first, targets = by_source(src, dst, size)
+    degree, order = np.bincount(dst, minlength=size).astype(np.int32), np.zeros(size, np.int32)
+    loops = pick(0)
+    if loops.compiled:
+        count = loops.sort(first, targets, degree, order)
+    else:
+        listed = order.tolist()
+        count = loops.sort(first.tolist(), targets.tolist(), degree.tolist(), listed)
+        order = np.asarray(listed, np.int32)
+    if count < size:
         raise PlanError("deadlock", "the plan cannot be simulated, because some of its actions wait for each other")
     rank = np.empty(size, np.int32)
     rank[order] = np.arange(size, dtype=np.int32)
