@@ -74,7 +74,7 @@ def scatter(points: Sequence[tuple[float, float, str, bool]], *, capacity: float
     if len(front) > 1:
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in front)
         body.append(f'<polyline points="{line}" fill="none" stroke="#2f5f98" opacity="0.5"/>')
-    for t, size, title, best in points:
+    for t, size, title, best in sorted(points, key=lambda point: point[3]):  # the front above the others
         x, y = at(t, size)
         fill, radius = ("#2f5f98", 6) if best else ("#aab4be", 4)
         body.append(

@@ -213,9 +213,11 @@ def _few(rows: list[tuple[str, dict[str, float]]]) -> list[tuple[str, dict[str, 
     return [row for row in rows if row in fullest]
 
 
-COLUMNS = ("#", "pp", "tp", "cp", "dp", "ep", "schedule", "v", "ZeRO", "b", "m", "recompute", "layers", "step s",
+COLUMNS = ("#", "pp", "tp", "cp", "dp", "ep", "schedule", "v", "ZeRO", "b", "m", "recompute", "also", "layers", "step s",
            "tokens/s/GPU", "MFU", "GiB", "free", "bubble")  # fmt: skip
-WORDS = ("schedule", "recompute", "layers")
+WORDS = ("schedule", "recompute", "also", "layers")
+USUAL = {"sequence_parallel": False, "outer": "pp", "bucket": 1, "prefetch": 1, "streams": "own", "order": "family"}
+"""Fields that the table names only where a candidate differs from these."""
 
 
 def _table(candidates: Sequence[Mapping[str, Any]], front: set[Any]) -> str:
@@ -226,7 +228,7 @@ def _table(candidates: Sequence[Mapping[str, Any]], front: set[Any]) -> str:
             f"{i + 1}{' *' if each['id'] in front else ''}",
             *(str(degrees.get(name, 1)) for name in ("pp", "tp", "cp", "dp", "ep")),
             each["schedule"], str(degrees.get("virtual_stages", 1)), str(each["zero_stage"]), str(each["micro_batch"]),
-            str(each["num_microbatches"]), each["recompute"],
+            str(each["num_microbatches"]), each["recompute"], _also(each),
             " ".join(layers if len(layers) <= 8 else [*layers[:6], "...", layers[-1]]),
             f"{score['step_time_s']:.4f}", f"{score['tokens_per_s_per_gpu']:,.0f}", f"{score['mfu']:.1%}",
             f"{max(score['peak_memory_bytes']) / GIB:.1f}", f"{score['margin_bytes'] / GIB:.1f}",
@@ -246,6 +248,14 @@ def _table(candidates: Sequence[Mapping[str, Any]], front: set[Any]) -> str:
     return (
         f'<div class="wide"><table><tr>{head}</tr>{"".join(lines)}</table></div>'
         f'<p class="soft">* quickest at its memory</p>{more}'
+    )
+
+
+def _also(candidate: Mapping[str, Any]) -> str:
+    """Name what is unusual about a candidate beside the columns."""
+    odd = {name: candidate[name] for name, usual in USUAL.items() if candidate.get(name, usual) != usual}
+    return ", ".join(
+        name.replace("_", " ") if value is True else f"{name.replace('_', ' ')} {value}" for name, value in odd.items()
     )
 
 

@@ -45,8 +45,9 @@ def result(best: Prediction, **more: Any) -> dict[str, Any]:
     common = {"degrees": {"pp": 2, "tp": 1, "dp": 2, "ep": 1, "cp": 1, "virtual_stages": 2}, "zero_stage": 2,
               "schedule": "zbv", "micro_batch": 1, "num_microbatches": 4, "recompute": "none",
               "layers_per_stage": [4, 4, 4, 4]}  # fmt: skip
+    odd = {"sequence_parallel": True, "streams": "data", "outer": "pp"}
     return {
-        "candidates": [{"id": 0, "predicted": score} | common, {"id": 1, "predicted": slower} | common],
+        "candidates": [{"id": 0, "predicted": score} | common, {"id": 1, "predicted": slower} | common | odd],
         "pareto": [0, 1], "space": {"size": 10, "pruned": {"time bound": 8}, "simulated": 2}, "proof_gap": 0.0,
     } | more  # fmt: skip
 
@@ -82,6 +83,7 @@ def test_the_page_is_whole_and_needs_no_network(best: Prediction) -> None:
                  "Candidates", "Directives of the best"):  # fmt: skip
         assert f"<h2>{part}" in page
     assert page.count("<circle") == 2
+    assert "sequence parallel, streams data" in page
 
 
 def test_the_data_are_those_of_the_prediction(best: Prediction) -> None:
