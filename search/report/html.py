@@ -213,10 +213,11 @@ def _few(rows: list[tuple[str, dict[str, float]]]) -> list[tuple[str, dict[str, 
     return [row for row in rows if row in fullest]
 
 
-COLUMNS = ("#", "pp", "tp", "cp", "dp", "ep", "schedule", "v", "ZeRO", "b", "m", "recompute", "also", "layers", "step s",
-           "tokens/s/GPU", "MFU", "GiB", "free", "bubble")  # fmt: skip
+COLUMNS = ("#", "pp", "tp", "cp", "dp", "ep", "schedule", "v", "ZeRO", "b", "m", "recompute", "also", "layers",
+           "step s", "tokens/s/GPU", "MFU", "GiB", "free", "bubble")  # fmt: skip
 WORDS = ("schedule", "recompute", "also", "layers")
-USUAL = {"sequence_parallel": False, "outer": "pp", "bucket": 1, "prefetch": 1, "streams": "own", "order": "family"}
+USUAL = {"sequence_parallel": False, "outer": "pp", "bucket": 1, "prefetch": 1, "streams": "own",
+         "order": "family"}  # fmt: skip
 """Fields that the table names only where a candidate differs from these."""
 
 

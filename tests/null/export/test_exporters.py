@@ -15,6 +15,7 @@ from piper_core.directives import Stage
 from piper_core.errors import ConfigError
 from piper_core.program.program import Program
 from piper_core.program.strategy import Strategy, base_dag, dump
+from piper_core.schedule.families import FAMILIES
 from search.cli import main
 from search.export import EXPORTERS, exporter
 from search.export.base import Export
@@ -88,6 +89,25 @@ def test_refused_words(
     assert reason in err
     assert err.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
+
+
+@pytest.mark.parametrize("target", EXPORTERS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_for_every_target(family: str, target: str) -> None:
+    """Files that parse; a stage on two rows is refused where there is no word for it."""
+    p, v = 2, FAMILIES[family].virtual_stages(2)[0]
+    strategy = pipeline(family, p, 4, v, row=2, model="llama3-8b", total=32, more=[data_parallel(bucket_size=64)])
+    if family == "dualpipe" and target in ("piper", "torchtitan", "csv"):
+        with pytest.raises(ConfigError, match=r"2 groups|does neither|one rank for a stage"):
+            export(strategy, target)
+        return
+    made = export(strategy, target)
+    for name, text in made.files.items():
+        if name.endswith(".json"):
+            json.loads(text)
+        if name.endswith(".py"):
+            compile(text, name, "exec")
+    assert made.notes
 
 
 def test_csv_names_every_action_once() -> None:
