@@ -55,6 +55,8 @@ def add_options(parser: Parser) -> None:
     option("outer", "outermost axis of the mesh on the topology (default: pp)", choices=("pp", "dp"))
     option("prefetch", "gathers of parameters that may run ahead of compute (default: 1)", type=at_least_one,
            metavar="N")  # fmt: skip
+    option("table", "predict each row of a CSV of runs, with the columns of published tables", type=Path, metavar="CSV")
+    option("out", "with --table: the CSV to write", type=Path, metavar="CSV")
     option("timeline", "write a picture (.html, .svg) or a Perfetto trace (.json) of the step", type=Path,
            metavar="FILE")  # fmt: skip
 
@@ -63,6 +65,8 @@ def run(options: Namespace) -> int:
     """Predict and print; return the exit status."""
     from search.cli.timeline import check_target, write_timeline
 
+    if options.of_table is not None or options.of_out is not None:
+        return _table(options)
     target: Path | None = options.of_timeline
     if target is not None:
         check_target(target)
@@ -79,6 +83,33 @@ def run(options: Namespace) -> int:
     print(show_prediction(found, capacity_bytes=found.memory.capacity))
     if target is not None:
         print(f"written: {target}")
+    return 0
+
+
+def _table(options: Namespace) -> int:
+    """Predict a table, write it with its predictions, say how many rows have one."""
+    from piper_core.program.write import replace_file
+    from search.table_mode import predict_rows, read_table, write_table
+
+    table, out = options.of_table, options.of_out
+    if table is None or out is None:
+        raise ConfigError("--table CSV and --out CSV go together: what to predict, and where to write it")
+    beside = [name for name in (*FLAGS, "file", "cluster", "timeline") if getattr(options, f"of_{name}") is not None]
+    if beside:
+        what = "a strategy file" if beside[0] == "file" else f"--{beside[0].replace('_', '-')}"
+        raise ConfigError(f"{what} has no place beside --table, whose rows say what ran; drop it")
+    columns, rows = read_table(table)
+    found = predict_rows(rows, str(table))
+    reasons = [each for each in found if isinstance(each, str)]
+    replace_file(out, write_table(columns, rows, found))
+    if options.json:
+        console.print_json({"rows": len(rows), "predicted": len(rows) - len(reasons), "written": str(out),
+                            "not_predicted_because": {why: reasons.count(why) for why in reasons}})  # fmt: skip
+        return 0
+    print(f"{len(rows) - len(reasons)} of {len(rows)} rows predicted")
+    for why in dict.fromkeys(reasons):
+        print(f"  {reasons.count(why)} not predicted: {why}")
+    print(f"written: {out}")
     return 0
 
 
