@@ -8,6 +8,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from time import perf_counter
 from typing import Any
 
@@ -44,6 +45,7 @@ class Peaks:
     action by its text. Freed buffers that it keeps for the next use count."""
 
     rank: int
+    loss: Tensor
     peak_bytes: int
     kept_bytes: int
     by_action: Mapping[str, int]
@@ -90,10 +92,14 @@ def joined(steps: Iterable[Recorded]) -> Timeline:
     return Timeline(lanes).shifted(-zero)
 
 
-def peaks(program: RankProgram, slices: Mapping[int, Slice]) -> Peaks:
-    """Run one step and say how much memory it took."""
+def peaks(program: RankProgram, slices: Mapping[int, Slice], limit_bytes: float = inf) -> Peaks:
+    """Run one step and say how much memory it took.
+
+    Raises:
+        torch.OutOfMemoryError: more than ``limit_bytes``.
+    """
     kept = _storages(_held(program))
-    meter = _Meter(sum(kept.values()), set(kept))
+    meter = Meter(sum(kept.values()), set(kept), limit_bytes=limit_bytes)
     by_action: dict[str, int] = {}
     most = meter.now
 
@@ -108,8 +114,8 @@ def peaks(program: RankProgram, slices: Mapping[int, Slice]) -> Peaks:
             most = max(most, meter.peak)
 
     with meter:
-        program.run(slices, around)
-    return Peaks(program.rank, most, sum(_storages(_held(program)).values()), by_action)
+        loss = program.run(slices, around)
+    return Peaks(program.rank, loss, most, sum(_storages(_held(program)).values()), by_action)
 
 
 def _held(program: RankProgram) -> list[Tensor]:
@@ -129,12 +135,13 @@ def _storages(tensors: Iterable[Tensor]) -> dict[int, int]:
 
 
 @dataclass
-class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own class has no annotations
+class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own class has no annotations
     """Counts the bytes of storages that operations make, until they are freed."""
 
     now: int
     known: set[int] = field(default_factory=set)
     peak: int = 0
+    limit_bytes: float = inf
 
     def __post_init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's
@@ -154,6 +161,10 @@ class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         self.known.add(key)
         self.now += size
         self.peak = max(self.peak, self.now)
+        if self.now > self.limit_bytes:
+            raise torch.OutOfMemoryError(
+                f"its tensors take {self.now:,} bytes, and {self.limit_bytes:,.0f} is the limit"
+            )
         weakref.finalize(storage, self._drop, key, size)
 
     def _drop(self, key: int, size: int) -> None:

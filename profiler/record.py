@@ -1,0 +1,322 @@
+"""What a profile holds: raw times and what they are of. ``profiler/SCHEMA.md`` describes the file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
+from math import ceil, isfinite, sqrt
+from typing import Any, TypeVar
+
+from piper_core.frontend.degrees import Degrees
+from piper_core.names import Collective, Phase, Recompute, Region
+from profiler.fingerprint import Conditions, Machine
+
+OUT_OF_MEMORY = "out of memory"
+WIDE = 0.1
+"""Relative half-width of an interval from which a measurement counts as noisy, and is warned of."""
+SEND = "send"
+"""Kind of a point-to-point message in :class:`Transfer`; the others are names of collectives."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Raw seconds of one call, each the mean of a short run of calls; knows its own doubt.
+
+    ``interrupted`` counts times that were left out because the system ran something else in between.
+    """
+
+    times_s: tuple[float, ...]
+    interrupted: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.times_s or not all(isfinite(t) and t >= 0 for t in self.times_s):
+            raise ValueError("a sample has at least one time, and none that is negative or not finite")
+
+    @cached_property
+    def sorted_s(self) -> tuple[float, ...]:
+        return tuple(sorted(self.times_s))
+
+    @property
+    def median_s(self) -> float:
+        times, half = self.sorted_s, len(self.times_s) // 2
+        return times[half] if len(times) % 2 else (times[half - 1] + times[half]) / 2
+
+    @property
+    def interval_s(self) -> tuple[float, float]:
+        """The 95 % interval of the median by order statistics (normal approximation of the binomial); below six times
+        it is from the least to the most."""
+        n = len(self.times_s)
+        k = max(0, ceil((n - 1.96 * sqrt(n)) / 2) - 1) if n >= 6 else 0
+        return self.sorted_s[k], self.sorted_s[n - 1 - k]
+
+    @property
+    def doubt(self) -> float:
+        """Half of the interval, relative to the median; infinite for a single time."""
+        low, high = self.interval_s
+        if len(self.times_s) < 2:
+            return float("inf")
+        return (high - low) / 2 / self.median_s if self.median_s else 0.0
+
+    @property
+    def spread(self) -> float:
+        """Distance of the quartiles, relative to the median."""
+        times, n = self.sorted_s, len(self.times_s)
+        return (times[(3 * n) // 4 - (n > 3 and n % 4 == 0)] - times[n // 4]) / self.median_s if self.median_s else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where in a model a chunk is, and how it is divided: what a search asks by.
+
+    ``policy`` says what R repeats; it is ``none`` for the other phases. One site stands for a region of every layer.
+    """
+
+    region: Region
+    phase: Phase
+    micro_batch: int
+    seq_len: int
+    degrees: Degrees = field(default_factory=Degrees)
+    policy: Recompute = Recompute.NONE
+
+    def __str__(self) -> str:
+        d = self.degrees
+        ways = [("tp", d.tensor), ("ep", d.expert), ("cp", d.context)]
+        parts = [f"{name}{n}" for name, n in ways if n > 1] + (["sp"] if d.sequence else [])
+        again = f" {self.policy}" if self.phase is Phase.R else ""
+        return " ".join([f"{self.region} {self.phase.name}{again} b{self.micro_batch} s{self.seq_len}", *parts])
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTime:
+    """One distinct chunk graph in one phase. ``sample`` is None where it ``failed``, for the reason given;
+    ``peak_bytes`` is the most it holds beside its arguments, ``saved_bytes`` what its forward leaves behind."""
+
+    sample: Sample | None
+    peak_bytes: int = 0
+    saved_bytes: int = 0
+    failed: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A collective or a message of ``bytes`` (sizes as ``search.cost.base.CostModel`` counts them) between ``ranks``
+    processes on ``nodes`` nodes, each alone on the machine."""
+
+    kind: str
+    ranks: int
+    nodes: int
+    bytes: int
+    sample: Sample
+
+    def __post_init__(self) -> None:
+        known = {SEND, *(each.name.lower() for each in Collective if each is not Collective.NONE)}
+        if self.kind not in known or self.ranks < 2 or self.nodes < 1 or self.bytes < 1:
+            raise ValueError(f"a transfer {self.kind!r} of {self.bytes} bytes among {self.ranks} ranks is none")
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateTime:
+    """What one step does to ``numel`` parameters of a rank beside chunks: clear gradients, norm, optimiser."""
+
+    numel: int
+    sample: Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Two kinds of work at once: ``factors`` are seconds of both together over those of the longer one alone."""
+
+    what: str
+    factors: Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A measured step: the strategy by its short text and a digest of its directives, times, and what was predicted.
+
+    ``features`` are shares of the predicted step that the residual model looks at. ``when`` is ISO 8601, UTC.
+    """
+
+    strategy: str
+    digest: str
+    when: str
+    step: Sample
+    predicted_s: float
+    features: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """All that was measured of one model on one kind of machine; tuples are in the order they were measured in.
+
+    ``chunks`` is by structural digest, ``sites`` says which chunk each site is; ``dispatch`` is what the runtime takes
+    for an action that computes nothing.
+    """
+
+    machine: Machine
+    model: str
+    model_digest: str
+    dtype: str
+    chunks: dict[str, ChunkTime] = field(default_factory=dict)
+    sites: dict[Site, str] = field(default_factory=dict)
+    transfers: tuple[Transfer, ...] = ()
+    updates: tuple[UpdateTime, ...] = ()
+    overlaps: tuple[Overlap, ...] = ()
+    dispatch: Sample | None = None
+    runs: tuple[Run, ...] = ()
+    conditions: tuple[Conditions, ...] = ()
+
+    @property
+    def dtype_bytes(self) -> int:
+        return {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}[self.dtype]
+
+    @cached_property
+    def by_site(self) -> dict[Site, ChunkTime]:
+        return {site: self.chunks[digest] for site, digest in self.sites.items() if digest in self.chunks}
+
+    @property
+    def noisy(self) -> list[str]:
+        """What was measured with a wide interval, as text."""
+        found = [str(s) for s, each in self.by_site.items() if each.sample is not None and each.sample.doubt > WIDE]
+        found += [f"{t.kind} of {t.bytes} bytes" for t in self.transfers if t.sample.doubt > WIDE]
+        return found + [f"update of {u.numel} parameters" for u in self.updates if u.sample.doubt > WIDE]
+
+    def merged(self, other: Profile) -> Profile:
+        """Return both together; of what both have, ``other`` counts (runs are kept from both)."""
+        transfers = {(t.kind, t.ranks, t.nodes, t.bytes): t for t in (*self.transfers, *other.transfers)}
+        updates = {u.numel: u for u in (*self.updates, *other.updates)}
+        overlaps = {o.what: o for o in (*self.overlaps, *other.overlaps)}
+        runs = {(r.digest, r.when): r for r in (*self.runs, *other.runs)}
+        seen = dict.fromkeys((*self.conditions, *other.conditions))
+        return replace(
+            self, chunks=self.chunks | other.chunks, sites=self.sites | other.sites,
+            transfers=tuple(transfers.values()), updates=tuple(updates.values()), overlaps=tuple(overlaps.values()),
+            dispatch=other.dispatch or self.dispatch, runs=tuple(runs.values()), conditions=tuple(seen),
+        )  # fmt: skip
+
+
+# --- JSON ---
+
+
+def to_data(profile: Profile) -> dict[str, Any]:
+    """Return a profile as plain data."""
+    return {
+        "machine": asdict(profile.machine),
+        "model": {"name": profile.model, "digest": profile.model_digest},
+        "dtype": profile.dtype,
+        "chunks": {
+            digest: {
+                **_sample_data(each.sample), "peak_bytes": each.peak_bytes, "saved_bytes": each.saved_bytes,
+                "failed": each.failed,
+            }
+            for digest, each in profile.chunks.items()
+        },
+        "sites": [_site_data(site) | {"chunk": digest} for site, digest in profile.sites.items()],
+        "transfers": [
+            {"kind": t.kind, "ranks": t.ranks, "nodes": t.nodes, "bytes": t.bytes, **_sample_data(t.sample)}
+            for t in profile.transfers
+        ],
+        "updates": [{"numel": u.numel, **_sample_data(u.sample)} for u in profile.updates],
+        "overlaps": [{"what": o.what, **_sample_data(o.factors)} for o in profile.overlaps],
+        "dispatch": _sample_data(profile.dispatch),
+        "runs": [
+            {
+                "strategy": r.strategy, "digest": r.digest, "when": r.when, **_sample_data(r.step),
+                "predicted_s": _digits(r.predicted_s), "features": {k: _digits(v) for k, v in r.features.items()},
+            }
+            for r in profile.runs
+        ],
+        "conditions": [asdict(each) for each in profile.conditions],
+    }  # fmt: skip
+
+
+def from_data(data: Mapping[str, Any]) -> Profile:
+    """Return the profile that :func:`to_data` wrote.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: something else; the store says it in words.
+    """
+    dtype = data["dtype"]
+    made = Profile(
+        machine=_record(Machine, data["machine"]),
+        model=_text(data["model"]["name"]),
+        model_digest=_text(data["model"]["digest"]),
+        dtype=dtype,
+        chunks={
+            _text(digest): ChunkTime(
+                _sample(each), int(each["peak_bytes"]), int(each["saved_bytes"]), _text(each["failed"])
+            )
+            for digest, each in data["chunks"].items()
+        },
+        sites={_site(each): _text(each["chunk"]) for each in data["sites"]},
+        transfers=tuple(
+            Transfer(_text(t["kind"]), int(t["ranks"]), int(t["nodes"]), int(t["bytes"]), _need(t))
+            for t in data["transfers"]
+        ),
+        updates=tuple(UpdateTime(int(u["numel"]), _need(u)) for u in data["updates"]),
+        overlaps=tuple(Overlap(_text(o["what"]), _need(o)) for o in data["overlaps"]),
+        dispatch=_sample(data["dispatch"]),
+        runs=tuple(
+            Run(
+                _text(r["strategy"]), _text(r["digest"]), _text(r["when"]), _need(r),
+                float(r["predicted_s"]), {_text(k): float(v) for k, v in r["features"].items()},
+            )
+            for r in data["runs"]
+        ),
+        conditions=tuple(_record(Conditions, each) for each in data["conditions"]),
+    )  # fmt: skip
+    assert made.dtype_bytes
+    return made
+
+
+def _sample_data(sample: Sample | None) -> dict[str, Any]:
+    if sample is None:
+        return {"times_s": None, "interrupted": 0}
+    return {"times_s": [_digits(t) for t in sample.times_s], "interrupted": sample.interrupted}
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+def _sample(data: Mapping[str, Any]) -> Sample | None:
+    return None if data["times_s"] is None else _need(data)
+
+
+def _need(data: Mapping[str, Any]) -> Sample:
+    return Sample(tuple(float(t) for t in data["times_s"]), int(data["interrupted"]))
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is not text")
+    return value
+
+
+_R = TypeVar("_R", Machine, Conditions)
+
+
+def _record(kind: type[_R], data: Mapping[str, Any]) -> _R:
+    if set(data) != {each.name for each in fields(kind)}:
+        raise ValueError(f"a {kind.__name__} has other fields")
+    return kind(**data)
+
+
+def _site_data(site: Site) -> dict[str, Any]:
+    d = site.degrees
+    return {
+        "region": str(site.region), "phase": site.phase.name, "micro_batch": site.micro_batch,
+        "seq_len": site.seq_len, "tensor": d.tensor, "sequence": d.sequence, "expert": d.expert, "context": d.context,
+        "method": d.method, "policy": str(site.policy),
+    }  # fmt: skip
+
+
+def _site(data: Mapping[str, Any]) -> Site:
+    degrees = Degrees(
+        int(data["tensor"]), bool(data["sequence"]), int(data["expert"]), int(data["context"]), data["method"]
+    )
+    return Site(
+        Region(data["region"]), Phase[data["phase"]], int(data["micro_batch"]), int(data["seq_len"]), degrees,
+        Recompute(data["policy"]),
+    )  # fmt: skip
