@@ -65,3 +65,12 @@ class InfeasibleError(PiperError):
 
 class ConfigError(PiperError):
     """A command-line option, model, cluster or hardware file that is unknown or out of range."""
+
+
+class RunError(PiperError):
+    """A run that ended before its end: ``rank`` (None: not one alone), the ``action`` it was at, and the cause."""
+
+    def __init__(self, what: str, *, rank: int | None = None, action: str = "", also: str = "") -> None:
+        self.what, self.rank, self.action, self.also = what, rank, action, also
+        where = "" if rank is None else f"rank {rank}" + (f" at {action}" if action else "") + ": "
+        super().__init__(f"{where}{what}" + (f"; {also}" if also else ""))

@@ -154,9 +154,11 @@ class RankProgram:
 
     def where(self) -> str:
         """Say at which action this rank is."""
-        if not self.code:
-            return "nothing"
-        action, do, _ = self.code[self.at]
+        return self.where_is(self.at) if self.code else "nothing"
+
+    def where_is(self, at: int) -> str:
+        """Name a call by its place."""
+        action, do, _ = self.code[at]
         return str(self.plan.action(action)) + {Do.RUN: "", Do.START: " (start)", Do.WAIT: " (wait)"}[do]
 
     def _begin(self, slices: Mapping[int, Slice]) -> None:

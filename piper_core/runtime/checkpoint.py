@@ -1,0 +1,230 @@
+"""Sharded checkpoints, which a strategy with other degrees, ZeRO stages or schedule can load.
+
+Every rank writes what it holds of each parameter (weights in full precision and states of the optimizer) as boxes of
+the whole tensor, with ``torch.distributed.checkpoint``; who holds the same box writes it once. A rank's part of a flat
+bucket is a run of elements of a parameter, and a run of elements of an n-dimensional tensor is at most 2n - 1 boxes.
+
+A folder holds checkpoints ``step-N`` and a file ``latest`` that names the one to load. A new one is written aside and
+named when it is whole, so that at any moment ``latest`` names a whole one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+from piper_core.errors import ConfigError
+from piper_core.runtime.optimizer import AdamW
+from piper_core.runtime.program import RankProgram
+
+LATEST, ABOUT = "latest", "about.json"
+Shape = tuple[int, ...]
+
+
+def boxes(shape: Shape, start: int, count: int) -> Iterator[tuple[Shape, Shape, int]]:
+    """Yield the boxes (offsets, sizes, elements before it) that elements ``start`` to ``start + count`` of a tensor are,
+    in row-major order."""
+    if not shape:
+        yield (), (), 0
+        return
+    inner, done = prod(shape[1:]), 0
+    while done < count:
+        row, within = divmod(start + done, inner)
+        if within or count - done < inner:
+            part = min(inner - within, count - done)
+            for offsets, sizes, before in boxes(shape[1:], within, part):
+                yield (row, *offsets), (1, *sizes), done + before
+            done += part
+        else:
+            rows = (count - done) // inner
+            yield (row, *(0 for _ in shape[1:])), (rows, *shape[1:]), done
+            done += rows * inner
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Part of a whole tensor: where it begins there, and its values, which loading writes into."""
+
+    offsets: Shape
+    values: Tensor
+
+
+class Boxes:
+    """What a rank holds of one whole tensor; keeps the protocol of ``torch.distributed.checkpoint`` for objects that
+    write and read parts (``__create_write_items__``, ``__create_chunk_list__``)."""
+
+    def __init__(self, shape: Shape, held: Sequence[Box]) -> None:
+        self.shape = torch.Size(shape)
+        self.by_offset = {torch.Size(each.offsets): each.values for each in held}
+
+    def size(self) -> torch.Size:
+        return self.shape
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [ChunkStorageMetadata(offsets, values.shape) for offsets, values in self.by_offset.items()]
+
+    def __create_write_items__(self, name: str, _: object) -> list[WriteItem]:
+        return [
+            WriteItem(
+                MetadataIndex(name, chunk.offsets), WriteItemType.SHARD,
+                tensor_data=TensorWriteData(
+                    chunk, TensorProperties.create_from_tensor(self.by_offset[chunk.offsets]), self.shape
+                ),
+            )
+            for chunk in self.__create_chunk_list__()
+        ]  # fmt: skip
+
+
+class _Save(DefaultSavePlanner):
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        found = self.state_dict[index.fqn]
+        return found.by_offset[index.offset] if isinstance(found, Boxes) else super().lookup_object(index)
+
+
+class _Load(DefaultLoadPlanner):
+    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
+        found = self.state_dict[index.fqn]
+        return found.by_offset[index.offset] if isinstance(found, Boxes) else super().lookup_tensor(index)
+
+
+def state_of(program: RankProgram) -> dict[str, Boxes]:
+    """Return all that a rank must keep, by name: ``weight/``, ``exp_avg/`` and so on, then the parameter's name."""
+    degrees = program.lowering.degrees.by_axis()
+    found: dict[str, tuple[Shape, list[Box]]] = {}
+    for stage, storage in program.sync.stages.items():
+        states = _states(program, stage)
+        for at, run in enumerate(storage.runs):
+            kinds = {"weight": run.master, **states[at]}
+            slots = {slot.name: slot.shape for slot in run.slots}
+            for kind, flat in kinds.items():
+                for name, (start, values) in run.pieces(flat).items():
+                    shape, origin = list(slots[name]), [0] * len(slots[name])
+                    for axis, dim in reversed(storage.shares[name]):  # the last division is the innermost
+                        origin[dim] += program.place[axis] * shape[dim]
+                        shape[dim] *= degrees[axis]
+                    _, held = found.setdefault(f"{kind}/{name}", (tuple(shape), []))
+                    for offsets, sizes, before in boxes(slots[name], start, values.numel()):
+                        place = tuple(a + b for a, b in zip(origin, offsets, strict=True))
+                        held.append(Box(place, values[before : before + prod(sizes)].view(sizes)))
+    made = {name: Boxes(shape, held) for name, (shape, held) in found.items()}
+    for layer, bias in program.balance.biases.items():
+        made[f"balance/{layer}"] = Boxes(tuple(bias.shape), [Box((0,) * bias.dim(), bias)])
+    return made
+
+
+def _states(program: RankProgram, stage: int) -> list[dict[str, Tensor]]:
+    """Return the optimizer's states of each run of a stage, as long as the run's master weights; those that it would
+    only make in its first step are made here, of zeros, which is the same."""
+    optimizer = program.sync.optimizers.get(stage)
+    found: list[dict[str, Tensor]] = []
+    for held in optimizer.param_groups[0]["params"] if optimizer is not None else ():
+        state = optimizer.state[held]
+        for kind in _kinds(program):
+            if state.get(kind) is None:
+                state[kind] = torch.zeros_like(held)
+        if isinstance(program.training.optimizer, AdamW) and "step" not in state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=held.device)
+        found.append({kind: state[kind] for kind in _kinds(program)})
+    return found
+
+
+def _kinds(program: RankProgram) -> tuple[str, ...]:
+    optimizer = program.training.optimizer
+    if isinstance(optimizer, AdamW):
+        return "exp_avg", "exp_avg_sq"
+    return ("momentum_buffer",) if optimizer.momentum else ()
+
+
+def write(program: RankProgram, folder: Path) -> None:
+    """Write a rank's part into a folder that is new; all ranks of the run do so together."""
+    dcp.save(state_of(program), checkpoint_id=folder, planner=_Save())
+
+
+def read(program: RankProgram, folder: Path) -> None:
+    """Read a rank's part into its weights and states; all ranks of the run do so together."""
+    steps = int(json.loads((folder / ABOUT).read_text(encoding="utf-8"))["steps"])
+    dcp.load(state_of(program), checkpoint_id=folder, planner=_Load())  # type: ignore[arg-type]  # Boxes are no tensors
+    for stage, storage in program.sync.stages.items():
+        for run in storage.runs:
+            run.updated()
+        optimizer = program.sync.optimizers.get(stage)
+        for state in optimizer.state.values() if optimizer is not None else ():
+            if "step" in state:
+                state["step"].fill_(float(steps))
+
+
+# --- the folder, as the one who calls all ranks sees it ---
+
+
+def begin(folder: Path, steps: int) -> Path:
+    """Return the folder, not there yet, that ranks write the checkpoint of ``steps`` to.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    part = folder / f".step-{steps}.{os.getpid()}"
+    try:
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(f"cannot write a checkpoint to {folder}: {error.strerror}; name another folder") from None
+    return part
+
+
+def commit(part: Path, about: Mapping[str, Any]) -> Path:
+    """Make a checkpoint that is whole the latest one, then drop the others; return its folder."""
+    folder, steps = part.parent, about["steps"]
+    (part / ABOUT).write_text(json.dumps(about, indent=1), encoding="utf-8")
+    _flush(part)
+    name, turn = f"step-{steps}", 1
+    while (folder / name).exists():  # of an earlier run; it stays until latest names another
+        turn += 1
+        name = f"step-{steps}-{turn}"
+    part.rename(folder / name)
+    aside = folder / f".{LATEST}.{os.getpid()}"
+    aside.write_text(name, encoding="utf-8")
+    _flush(folder)
+    aside.replace(folder / LATEST)
+    for other in folder.glob("step-*"):
+        if other.name != name:
+            shutil.rmtree(other, ignore_errors=True)
+    return folder / name
+
+
+def _flush(folder: Path) -> None:
+    """Force the files of a folder to disk."""
+    for path in folder.iterdir():
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+
+
+def find(folder: Path, about: Mapping[str, Any]) -> tuple[Path, int]:
+    """Return the latest whole checkpoint in a folder, and how many steps it has seen.
+
+    Raises:
+        ConfigError: there is none, or it is of another model or optimizer.
+    """
+    try:
+        found = folder / (folder / LATEST).read_text(encoding="utf-8").strip()
+        known = json.loads((found / ABOUT).read_text(encoding="utf-8"))
+        steps = int(known["steps"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ConfigError(f"{folder} holds no whole checkpoint: no readable file {LATEST} that names one") from None
+    for name, value in about.items():
+        if name != "steps" and known.get(name) != value:
+            raise ConfigError(f"the checkpoint in {folder} is of {name} {known.get(name)}, this run has {value}")
+    return found, steps
