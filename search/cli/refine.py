@@ -28,8 +28,8 @@ def add_options(parser: Parser) -> None:
     """Add the options of the command."""
     parser.add_argument("file", type=Path, metavar="FILE", help="a strategy file with a model and a cluster")
     parser.add_argument("--lock", nargs="+", action="extend", default=[], metavar="WHAT",
-                        help="what stays as it is: a field (order, zero, layers, schedule, micro_batch, recompute, "
-                             "bucket_size, ...) or a filter (PP=0, PP=1,MB=0-3)")  # fmt: skip
+                        help="what stays as it is: a field (order, zero, layers, schedule, pp, tp, micro_batch, "
+                             "recompute, ...) or a filter (PP=0, PP=1,MB=0-3)")  # fmt: skip
     parser.add_argument("--budget", dest="refine_s", type=duration_s, default=DEFAULT_BUDGET_S, metavar="SECONDS",
                         help="time to refine (default: 30s); Ctrl-C keeps the best so far")  # fmt: skip
     parser.add_argument("--seed", dest="refine_seed", type=integer, default=0, metavar="N",
@@ -128,8 +128,10 @@ def rewritten(source: Path, strategy: Strategy, score: Score, cluster: Cluster) 
     old = read_document(text)
     assert isinstance(old, dict), "a bare array names no cluster"
     data = strategy.to_data()
-    new = {name: data.get(name, value) for name, value in old.items()}
-    new |= {name: value for name, value in data.items() if name not in new and name in ("schedule", "micro_batch")}
+    before = Strategy.parse(old)
+    changed = {name for name in data if getattr(before.header, name, None) != getattr(strategy.header, name, None)}
+    new = {name: data[name] if name in changed else value for name, value in old.items()}
+    new |= {name: data[name] for name in ("mesh", "schedule", "micro_batch") if name in changed and name not in new}
     new["directives"] = _same_form(old["directives"], data["directives"])
     predicted = predicted_of(score, cluster)
     kept = {name: value for name, value in old.get("predicted", {}).items() if name not in predicted}
@@ -139,7 +141,7 @@ def rewritten(source: Path, strategy: Strategy, score: Score, cluster: Cluster) 
         return to_json(
             {name: value for name, value in new.items() if name != "directives"}, strategy.program.directives
         )
-    return _described(edit_yaml(text, new), Strategy.parse(old).program, strategy.program)
+    return _described(edit_yaml(text, new), before.program, strategy.program)
 
 
 def _described(text: str, old: Program, new: Program) -> str:

@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import cycle
+from itertools import chain, cycle
 
 from piper_core.errors import DirectiveError, InfeasibleError, PlanError
 from piper_core.ir.dag import Dag
@@ -15,11 +15,12 @@ from piper_core.schedule.compile import Compiled, compile_program
 from profiler.spec import Cluster
 from search.candidate import Score
 from search.price import price
+from search.refine.degrees import degree_moves
 from search.refine.lock import Locks
-from search.refine.moves import Move, field_moves, order_moves
+from search.refine.moves import Move, coarse_moves, fine_moves, order_moves
 
 GIB = 2**30
-ENOUGH = 1e-6
+ENOUGH = 1e-4
 """Least relative gain that counts."""
 
 
@@ -43,27 +44,29 @@ def climb(
     strategy: Strategy, compiled: Compiled, base: Dag, cluster: Cluster, locks: Locks, *, budget_s: float,
     most: int | None = None, seed: int = 0, progress: Callable[[Climb], None] | None = None,
 ) -> Climb:  # fmt: skip
-    """Refine a strategy for ``budget_s`` seconds; the first move that gains is taken, fields before orders.
+    """Refine a strategy for ``budget_s`` seconds; of degrees, schedules and the like the best move is taken, of
+    cuts, buckets and orders the first that gains.
 
     What does not fit is made smaller first, then quicker. Ctrl-C ends it with the best so far; so does a number of
     strategies priced, ``most``, where one is given: unlike seconds it does not depend on the machine.
     """
     run = _Run(Climb(strategy, price(strategy, compiled, cluster).score), compiled, base, cluster, locks, most)
-    end, rng, idle = time.perf_counter() + budget_s, random.Random(seed), 0
-    kinds: tuple[Callable[[], Iterator[Move]], ...] = (
-        lambda: field_moves(run.found.strategy, run.compiled, base),
-        lambda: order_moves(run.found.strategy, base, rng),
+    run.end, rng, idle = time.perf_counter() + budget_s, random.Random(seed), 0
+    kinds: tuple[Callable[[], bool], ...] = (
+        lambda: run.best_gain(chain(coarse_moves(*run.current), degree_moves(*run.current[:2]))),
+        lambda: run.first_gain(fine_moves(*run.current)),
+        lambda: run.first_gain(order_moves(run.found.strategy, base, rng)),
     )
     try:
         for kind in cycle(kinds):
             gained = False
-            while (more := run.first_gain(kind(), end)) is True:
+            while kind() and not run.over:
                 gained = True
                 if progress is not None:
                     progress(run.found)
             idle = 0 if gained else idle + 1
-            if more is None or idle == len(kinds):
-                run.found.stopped = "budget" if more is None else "nothing"
+            if run.over or idle == len(kinds):
+                run.found.stopped = "budget" if run.over else "nothing"
                 break
     except KeyboardInterrupt:
         run.found.stopped = "interrupted"
@@ -79,13 +82,39 @@ class _Run:
         self.found, self.compiled, self.base = found, compiled, base
         self.cluster, self.locks, self.most = cluster, locks, most
         self.seen = {_identity(found.strategy)}
+        self.end = 0.0
 
-    def first_gain(self, moves: Iterator[Move], end: float) -> bool | None:
-        """Take the first move that gains; return whether there was one, None where the time is over before."""
-        best = _key(self.found.score)
+    @property
+    def current(self) -> tuple[Strategy, Compiled, Dag]:
+        return self.found.strategy, self.compiled, self.base
+
+    @property
+    def over(self) -> bool:
+        """Whether the time, or the number of strategies to price, is used up."""
+        return time.perf_counter() > self.end or self.found.tried == self.most
+
+    def first_gain(self, moves: Iterator[Move]) -> bool:
+        """Take the first move that gains; return whether there was one."""
+        return next((self._take(*gain) for gain in self._gains(moves)), False)
+
+    def best_gain(self, moves: Iterator[Move]) -> bool:
+        """Take the move that gains most, as far as the time goes; return whether there was one."""
+        best: tuple[Move, Compiled, Score] | None = None
+        try:
+            for gain in self._gains(moves):
+                if best is None or _better(_key(gain[2]), _key(best[2])):
+                    best = gain
+        finally:  # an interrupt takes the best so far
+            if best is not None:
+                self._take(*best)
+        return best is not None
+
+    def _gains(self, moves: Iterator[Move]) -> Iterator[tuple[Move, Compiled, Score]]:
+        """Yield the moves that are better than what is there, compiled and priced."""
+        now = _key(self.found.score)
         for move in moves:
-            if time.perf_counter() > end or self.found.tried == self.most:
-                return None
+            if self.over:
+                return
             identity = _identity(move.strategy)
             if identity in self.seen:
                 continue
@@ -94,13 +123,13 @@ class _Run:
                 self.found.locked += 1
                 continue
             made = _tried(move.strategy, self.base, self.cluster, self.locks, self.found)
-            if made is None or not _better(_key(made[1]), best):
-                continue
-            self.compiled, score = made
-            self.found.strategy, self.found.score = move.strategy, score
-            self.found.done.append(f"{move.words}: {score.step_time_s:.6g} s, {score.worst_row_bytes / GIB:.2f} GiB")
-            return True
-        return False
+            if made is not None and _better(_key(made[1]), now):
+                yield move, *made
+
+    def _take(self, move: Move, compiled: Compiled, score: Score) -> bool:
+        self.compiled, self.found.strategy, self.found.score = compiled, move.strategy, score
+        self.found.done.append(f"{move.words}: {score.step_time_s:.6g} s, {score.worst_row_bytes / GIB:.2f} GiB")
+        return True
 
 
 def _tried(

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -35,11 +36,22 @@ def _each(kind: type[Any], *names: str) -> Callable[[Strategy], object]:
     return read
 
 
+def _axis(*names: str) -> Callable[[Strategy], object]:
+    def read(strategy: Strategy) -> object:
+        mesh = strategy.header.mesh
+        return prod(mesh.degree(name) for name in names) if mesh else None
+
+    return read
+
+
 FIELDS: Mapping[str, Callable[[Strategy], object]] = {
     **{op: _of(op) for op in ("stage", "split", "place", "shard", "replicate", "recompute", "order")},
     "layers": _each(Stage, "layers_per_stage", "cuts", "stages"),
     "micro_batch": _of("split"),
     "num_microbatches": _of("split"),
+    **{axis: _axis(axis) for axis in ("pp", "tp", "cp", "ep")},
+    "dp": _axis("dp", "edp", "ep"),
+    "mesh": lambda strategy: strategy.header.mesh,
     "schedule": lambda strategy: strategy.header.schedule,
     "zero": _each(Replicate, "shard_optimizer", "shard_grads", "shard_params"),
     "bucket_size": _each(Replicate, "bucket_size"),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from piper_core.directives import Directive, Order, Place, RecomputeDirective, Split
+from piper_core.directives import Directive, Order, Place, RecomputeDirective, Replicate, Split, Stage
 from piper_core.errors import DirectiveError, PiperError
 from piper_core.ir.dag import Dag
 from piper_core.ir.filter import Filter
@@ -32,9 +32,20 @@ class Move:
     words: str
 
 
-def field_moves(strategy: Strategy, compiled: Compiled, base: Dag) -> Iterator[Move]:
-    """Yield other cuts, ZeRO stages, buckets, prefetches, kinds of tensor sharding, recompute, microbatches and
-    schedules: a few for each directive. Placements, and with them the degrees, stay."""
+def coarse_moves(strategy: Strategy, compiled: Compiled, base: Dag) -> Iterator[Move]:
+    """Yield other ZeRO stages, kinds of tensor sharding, recompute, microbatches and schedules."""
+    yield from (move for fine, move in _neighbours(strategy, compiled, base) if not fine)
+    yield from _recompute(strategy, compiled)
+    yield from _schedules(strategy, compiled)
+
+
+def fine_moves(strategy: Strategy, compiled: Compiled, base: Dag) -> Iterator[Move]:
+    """Yield other cuts, buckets and prefetches."""
+    yield from (move for fine, move in _neighbours(strategy, compiled, base) if fine)
+
+
+def _neighbours(strategy: Strategy, compiled: Compiled, base: Dag) -> Iterator[tuple[bool, Move]]:
+    """Yield the neighbours of all directives but orders and placements, with whether they change little."""
     program, mesh = strategy.program, strategy.header.world
     for i, directive in enumerate(program.directives):
         if isinstance(directive, Order | Place):
@@ -46,11 +57,17 @@ def field_moves(strategy: Strategy, compiled: Compiled, base: Dag) -> Iterator[M
         for near in directive.neighbours(met, mesh):
             words = f"{_short(directive)} became {_short(near)}"
             if isinstance(near, Split) and isinstance(directive, Split):
-                yield from _other_split(strategy, compiled, i, directive, near, words)
+                yield from ((False, move) for move in _other_split(strategy, compiled, i, directive, near, words))
             else:
-                yield Move(_with(strategy, i, near), words)
-    yield from _recompute(strategy, compiled)
-    yield from _schedules(strategy, compiled)
+                yield _is_fine(directive, near), Move(_with(strategy, i, near), words)
+
+
+def _is_fine(old: Directive[Any], new: Directive[Any]) -> bool:
+    def zero(each: Replicate) -> tuple[bool, ...]:
+        return each.shard_optimizer, each.shard_grads, each.shard_params
+
+    same_zero = isinstance(old, Replicate) and isinstance(new, Replicate) and zero(old) == zero(new)
+    return isinstance(old, Stage) or same_zero
 
 
 def order_moves(strategy: Strategy, base: Dag, rng: random.Random) -> Iterator[Move]:

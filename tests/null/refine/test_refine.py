@@ -19,8 +19,9 @@ from profiler.spec import load_cluster
 from search.cli import main
 from search.price import price
 from search.refine.climb import Climb, climb
+from search.refine.degrees import degree_moves
 from search.refine.lock import FIELDS, Locks
-from search.refine.moves import field_moves
+from search.refine.moves import coarse_moves, fine_moves
 from tests.null.export.strategies import data_parallel, pipeline
 
 P4DE = load_cluster("p4de")
@@ -45,7 +46,7 @@ def scored(strategy: Strategy) -> float:
 
 def test_it_gets_better_and_says_how() -> None:
     strategy = small()
-    found = refine(strategy)
+    found = refine(strategy, "recompute", "split", "zero", most=60)
     assert found.score.step_time_s < 0.95 * scored(strategy)
     assert found.score.step_time_s == scored(found.strategy)
     assert any(line.startswith("stage(") for line in found.done)
@@ -87,7 +88,7 @@ def test_every_move_is_near_and_some_run() -> None:
     strategy = small()
     base = base_dag(strategy)
     compiled = compile_program(strategy.program, base, strategy.header.world)
-    moves = list(field_moves(strategy, compiled, base))
+    moves = [*coarse_moves(strategy, compiled, base), *fine_moves(strategy, compiled, base)]
     assert len({move.strategy.program for move in moves}) == len(moves)
     words = " ".join(move.words for move in moves)
     for what in ("stage(", "split(", "replicate(", "recompute(", "schedule gpipe became 1f1b"):
@@ -200,3 +201,46 @@ sys.exit(main(["refine", sys.argv[1], "--budget", "60s", "--json"]))
     assert data["stopped"] == "interrupted"
     assert data["done"]
     assert (tmp_path / "mine.refined.yaml").exists()
+
+
+def deep() -> Strategy:
+    """Four rows of one rank for two microbatches: mostly bubble."""
+    return pipeline("1f1b", 4, 2, model="piper-1b", mesh={"pp": 4, "dp": 1, "tp": 1}, global_batch=8)
+
+
+def test_degrees_move_where_the_recipe_made_the_program() -> None:
+    strategy = deep()
+    found = refine(strategy, most=60)
+    assert found.strategy.header.mesh is not None
+    assert found.strategy.header.mesh.degree("dp") > 1
+    assert found.score.step_time_s == scored(found.strategy)
+    assert found.score.step_time_s < 0.7 * scored(strategy)
+    held = refine(strategy, "pp", most=40)
+    assert held.strategy.header.mesh is not None
+    assert held.strategy.header.mesh.degree("pp") == 4
+
+
+def test_degrees_stay_where_a_person_arranged_more() -> None:
+    strategy = pipeline("1f1b", 2, 4, row=2, model="piper-1b", mesh={"pp": 2, "dp": 2, "tp": 1},
+                        more=[data_parallel(), {"op": "recompute", "filter": {"PP": 0}, "policy": "full"}])  # fmt: skip
+    compiled = compile_program(strategy.program, base_dag(strategy), strategy.header.world)
+    assert list(degree_moves(strategy, compiled)) == []
+    plain = pipeline("1f1b", 2, 4, row=2, model="piper-1b", mesh={"pp": 2, "dp": 2, "tp": 1}, more=[data_parallel()])
+    compiled = compile_program(plain.program, base_dag(plain), plain.header.world)
+    moves = list(degree_moves(plain, compiled))
+    assert len({(move.strategy.header.mesh, move.strategy.program) for move in moves}) == len(moves)
+    assert any("became pp=4 1f1b" in move.words for move in moves)
+    assert any("outer=dp" in move.words for move in moves)
+
+
+def test_a_file_with_other_degrees(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The header follows the program: mesh, microbatch, schedule."""
+    dump(deep(), tmp_path / "mine.yaml")
+    assert main(["refine", str(tmp_path / "mine.yaml"), "--lock", "order", "tp", "--budget", "0.1s"]) == 0
+    capsys.readouterr()
+    assert main(["refine", str(tmp_path / "mine.yaml"), "--lock", "tp", "--budget", "4s", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    made = load(data["file"])
+    compiled = compile_program(made.program, base_dag(made), made.header.world)
+    assert price(made, compiled, P4DE).score.step_time_s == pytest.approx(data["predicted"]["step_time_s"])
+    assert main(["check", data["file"]]) == 0
