@@ -11,11 +11,12 @@ from typing import Protocol
 import torch
 
 from piper_core.errors import ConfigError
+from profiler.measure.quiet import before_others
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """``seconds`` of some calls; ``wall_s`` passed meanwhile; ``interrupted`` where something else took the processor."""
+    """``seconds`` of some calls; ``wall_s`` passed meanwhile; ``interrupted``: something else took the processor."""
 
     seconds: float
     wall_s: float
@@ -37,16 +38,17 @@ class MonotonicClock:
     if all of the work is its own (``threads`` 1): it is the same but for what the caches lost.
     """
 
-    def __init__(self, threads: int = 1) -> None:
-        self._alone = threads == 1
+    def __init__(self, threads: int = 1, *, priority: bool = False) -> None:
+        self._alone, self._priority = threads == 1, priority
 
     def time(self, call: Callable[[], object], times: int) -> Timing:
-        before = getrusage(RUSAGE_THREAD).ru_nivcsw
-        start, used = perf_counter(), thread_time()
-        for _ in range(times):
-            call()
-        used, wall = thread_time() - used, perf_counter() - start
-        interrupted = getrusage(RUSAGE_THREAD).ru_nivcsw != before
+        with before_others(self._priority):
+            before = getrusage(RUSAGE_THREAD).ru_nivcsw
+            start, used = perf_counter(), thread_time()
+            for _ in range(times):
+                call()
+            used, wall = thread_time() - used, perf_counter() - start
+            interrupted = getrusage(RUSAGE_THREAD).ru_nivcsw != before
         return Timing(min(used, wall) if interrupted and self._alone else wall, wall, interrupted)
 
 
@@ -65,14 +67,14 @@ class CudaClock:
         return Timing(took, took)
 
 
-def clock_of(kind: str, threads: int = 1) -> Clock:
+def clock_of(kind: str, threads: int = 1, *, priority: bool = False) -> Clock:
     """Return the clock of a kind of device.
 
     Raises:
         ConfigError: torch has no such device here.
     """
     if kind == "cpu":
-        return MonotonicClock(threads)
+        return MonotonicClock(threads, priority=priority)
     if not torch.cuda.is_available():
         raise ConfigError(f"this torch ({torch.__version__}) has no CUDA device; use --device cpu")
     return CudaClock()

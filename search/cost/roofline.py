@@ -24,7 +24,7 @@ FLASH1 = 0.25
 4.1, says about half)."""
 TRITON = 0.61
 """Speed of the Triton kernel with a bias on scores against FlashAttention 2."""
-VISIBLE_LAUNCH = 0.5
+VISIBLE_LAUNCH = 0.045
 """Part of a launch that a queue of kernels does not hide: each starts and drains alone (3 us; fitted)."""
 UPDATE_BYTES = 30
 """Traffic of Adam on one parameter: gradient, master weight and two moments read in 4 bytes, the last three
