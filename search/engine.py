@@ -21,8 +21,10 @@ from search.workers import Run, evaluator
 
 __all__ = ["Candidate", "Problem", "Result", "candidate_data", "pareto", "search", "to_data"]
 
-BATCH = 8
-"""Configurations evaluated between two decisions, whatever the number of workers."""
+BATCH, FEW = 8, 2
+"""Configurations evaluated between two decisions, whatever the number of workers: of a model with over ``MANY_CHUNKS``
+chunks, whose evaluation takes seconds, the smaller number."""
+MANY_CHUNKS = 200
 FINER = "not tried: other buckets, prefetches or streams of configurations that were evaluated"
 PATIENCE = 5
 """How many times its budget a search goes on for while nothing that fits has been found. The first batch is never cut
@@ -31,6 +33,14 @@ REORDERED = 8
 """Best candidates whose compute the list scheduler orders anew."""
 BOUNDING = 0.75
 """Part of the budget that branch and bound may take where the best are then tuned."""
+SEEDING = 0.4
+"""Part of that which the usual configurations may take."""
+SEEDS = 3
+USUALLY = {
+    "cp": ("1",), "outer": ("pp",), "cuts": ("balanced",), "bucket": ("1",), "prefetch": ("1",), "streams": ("own",),
+    "recompute": ("none", "selective", "full"),
+    "schedule": ("1f1b", "interleaved_1f1b", "zb_h1", "zbv", "dualpipev"),
+}  # fmt: skip
 TUNED = 2
 """Best candidates for which other buckets, prefetches and streams are tried."""
 
@@ -51,11 +61,12 @@ def search(
 ) -> Result:
     """Search the space for the ``top`` strategies with the least step time (or memory) that fit.
 
-    First branch and bound over configurations with the orders that their families emit, until nothing left can be among
-    the best; then, for the best, the list scheduler's orders, and Optuna over buckets, prefetch and streams. Ends after
-    ``budget_s``, or at Ctrl-C, with the best so far. What is being evaluated when the budget ends is dropped, and
-    counts as not reached; while nothing that fits has been found, the budget is ``PATIENCE`` times as long.
-    ``database`` keeps what is evaluated and answers for what was; ``journal`` keeps Optuna's study.
+    First branch and bound over the usual configurations alone, for something good to measure others by; then over all,
+    with the orders that their families emit, until nothing left can be among the best; then, for the best, the list
+    scheduler's orders, and Optuna over buckets, prefetch and streams. Ends after ``budget_s``, or at Ctrl-C, with the
+    best so far. What is being evaluated when the budget ends is dropped, and counts as not reached; while nothing that
+    fits has been found, the budget is ``PATIENCE`` times as long. ``database`` keeps what is evaluated and answers for
+    what was; ``journal`` keeps Optuna's study.
 
     Raises:
         InfeasibleError: no configuration is legal, or none fits; the text says what is short by how much.
@@ -70,9 +81,10 @@ def search(
     state = _State(problem, Result(size=generator.size, objective=objective), budget_s, database, progress, share)
     with evaluator(problem, workers) as run:
         try:
+            _seed(state, space, run)
             while state.running:
                 state.floor = generator.bound()
-                batch = generator.ask(BATCH, state.threshold(top), state.deadline_s())
+                batch = generator.ask(state.batch, state.threshold(top), state.deadline_s())
                 if generator.expired or not batch:
                     state.result.stopped = "budget" if generator.expired else "proved"
                     break
@@ -105,9 +117,15 @@ class _State:
         self.problem, self.result, self.budget_s, self.share = problem, result, budget_s, share
         self.database, self.progress = database, progress
         self.start = time.perf_counter()
+        self.batch = BATCH if len(problem.model.chunks) <= MANY_CHUNKS else FEW
         self.seen: dict[Configuration, Candidate] = {}
+        self.known = database.known if database is not None else {}
+        self.told: set[Configuration] = set()
         self.tightest: tuple[float, Candidate | None] = (inf, None)
         self.floor = inf  # what an interrupt in mid-expansion may lose from the generator
+
+    def running_time_s(self) -> float:
+        return time.perf_counter() - self.start
 
     @property
     def running(self) -> bool:
@@ -126,8 +144,7 @@ class _State:
 
     def evaluate(self, batch: Sequence[Configuration], generator: Generator, run: Run) -> None:
         """Evaluate a batch, tell the generator, keep what fits, and stop at the end of the budget."""
-        result = self.result
-        known = self.database.known if self.database is not None else {}
+        result, known = self.result, self.known
         fresh = iter(run([config for config in batch if config not in known], self.deadline_s))
         told: list[tuple[Configuration, Outcome]] = []
         for config in batch:
@@ -137,6 +154,9 @@ class _State:
                 break
             told.append((config, outcome))
             generator.tell(config, outcome if isinstance(outcome, Score) else None)
+            if config in self.told:
+                continue
+            self.told.add(config)
             if isinstance(outcome, Score):
                 self._keep(config, outcome)
             else:
@@ -144,6 +164,7 @@ class _State:
                 result.pruned[outcome] = result.pruned.get(outcome, 0) + 1
         if self.database is not None:
             self.database.record(told)
+        known.update(told)
         result.candidates = sorted(self.seen.values(), key=lambda candidate: candidate.rank(result.objective))
         result.wall_s = time.perf_counter() - self.start
         if self.progress is not None:
@@ -180,6 +201,24 @@ class _Given:
 
     def bound(self) -> float:
         return self.least
+
+
+def _seed(state: _State, space: Space, run: Run) -> None:
+    """Find the best of the usual configurations: those with most axes as most people leave them."""
+    usual = {name: values for name, values in USUALLY.items() if name not in space.fix}
+    narrow = BestFirst(
+        replace(space, fix={**space.fix, **usual}), state.problem.bounds, state.problem.cluster.device.memory_bytes,
+        objective=state.result.objective,
+    )  # fmt: skip
+    whole, state.share = state.share, state.share * SEEDING
+    while state.running:
+        batch = narrow.ask(state.batch, state.threshold(SEEDS), state.deadline_s())
+        if narrow.expired or not batch:
+            break
+        state.evaluate(batch, narrow, run)
+    state.share = whole
+    if state.result.stopped == "budget" and state.running_time_s() < state.share * state.budget_s:
+        state.result.stopped = ""
 
 
 def _tune(state: _State, space: Space, run: Run, seed: int, journal: Path | None) -> None:

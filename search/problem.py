@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from piper_core.arch.closed_form import model_chunks
 from piper_core.arch.record import Architecture
-from piper_core.ir.dag import training_dag
+from piper_core.ir.dag import Dag, training_dag
 from piper_core.mesh import Mesh
 from piper_core.program.program import Program
 from piper_core.schedule.compile import Compiled, compile_program
@@ -18,6 +18,7 @@ from search.evaluate import evaluate
 from search.generators.recipe import program_of
 from search.list_order import list_grid
 from search.objective import Objective
+from search.rounds import extended, rounds
 from search.space import Configuration
 from search.stage_costs import StageCosts
 
@@ -76,8 +77,20 @@ class Problem:
         return compile_program(program, self.base, mesh)
 
     def score(self, config: Configuration) -> Score:
-        """Build, verify and simulate a configuration."""
+        """Build, verify and simulate a configuration; one of very many microbatches by two that have fewer."""
+        shorter = rounds(config) if config.order == "family" else None
+        if shorter is None:
+            return self._score(config, self.base)
+
+        def of(m: int) -> Score:
+            base = replace(self.base, global_batch=config.dp * config.micro_batch * m)
+            return self._score(replace(config, num_microbatches=m), base)
+
+        return extended(of(shorter[0]), of(shorter[1]), config, shorter)
+
+    def _score(self, config: Configuration, base: Dag) -> Score:
+        program, mesh, _ = self.program(config)
         return evaluate(
-            self.compile(config), self.cost, self.cluster.device, seq_len=self.seq_len, gpus=self.gpus,
-            global_batch=self.global_batch, architecture=self.architecture,
+            compile_program(program, base, mesh), self.cost, self.cluster.device, seq_len=self.seq_len, gpus=self.gpus,
+            global_batch=base.global_batch, architecture=self.architecture,
         )  # fmt: skip

@@ -8,9 +8,10 @@ import pytest
 
 from piper_core.schedule.families import FAMILIES
 from profiler.spec import load_cluster
-from search.long_step import WHOLE, predict_score, rounds
+from search.long_step import predict_score
 from search.predict import predict
 from search.request import Request
+from search.rounds import WHOLE, rounds
 from tests.null.search.spaces import DENSE, MOE
 
 CLUSTER = load_cluster("p4de")
