@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from piper_core.directives import Order, Replicate, Shard, Stage
+from piper_core.directives import Replicate, Shard, Stage
 from piper_core.errors import ConfigError
 from piper_core.ir.action import PHASE_OF_KIND
 from piper_core.ir.dag import Dag
@@ -146,8 +146,3 @@ def _orders(dag: Dag, index: Any, compiled: Compiled, rows: int) -> tuple[tuple[
         )
         for row in range(rows)
     )
-
-
-def order_is_total(strategy: Strategy) -> bool:
-    """Return whether directives order every row."""
-    return any(isinstance(each, Order) and each.actions for each in strategy.program.directives)
