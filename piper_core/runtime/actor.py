@@ -88,16 +88,18 @@ class Worker:
     def home(self) -> Home:
         """Say where it runs."""
         import ray
+        from ray.util import get_node_ip_address
 
         context = ray.get_runtime_context()
         gpus = context.get_accelerator_ids().get("GPU", [])
-        return Home(os.getpid(), context.get_node_id(), ray.util.get_node_ip_address(), len(gpus))
+        address = str(get_node_ip_address())  # type: ignore[no-untyped-call]  # Ray's
+        return Home(os.getpid(), context.get_node_id(), address, len(gpus))
 
     def listen(self, host: str, ranks: int, timeout_s: float) -> int:
         """Serve as the place where ranks meet; return the port."""
-        import torch.distributed as dist
+        from torch._C._distributed_c10d import TCPStore  # torch.distributed does not say that it exports it
 
-        self._store = dist.TCPStore(
+        self._store = TCPStore(
             host, 0, ranks, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
         )
         return int(self._store.port)
@@ -125,6 +127,7 @@ class Worker:
     def _meet(self, host: str, port: int, ranks: int, progress: Path, loopback: bool) -> list[str]:
         import torch
         import torch.distributed as dist
+        from torch._C._distributed_c10d import TCPStore
 
         from piper_core.runtime.program import RankProgram
         from piper_core.runtime.progress import follow
@@ -135,7 +138,7 @@ class Worker:
         if loopback:  # a host's own name need not lead anywhere
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         wait = timedelta(seconds=job.timeout_s)
-        store = self._store or dist.TCPStore(host, port, ranks, is_master=False, timeout=wait)
+        store = self._store or TCPStore(host, port, ranks, is_master=False, timeout=wait)
         if job.device == "cuda":
             from piper_core.runtime.nccl import NcclCommunicator
 

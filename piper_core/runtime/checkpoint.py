@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from piper_core.errors import ConfigError
 from piper_core.runtime.optimizer import AdamW
@@ -35,7 +36,7 @@ Shape = tuple[int, ...]
 
 
 def boxes(shape: Shape, start: int, count: int) -> Iterator[tuple[Shape, Shape, int]]:
-    """Yield the boxes (offsets, sizes, elements before it) that elements ``start`` to ``start + count`` of a tensor are,
+    """Yield the boxes (offsets, sizes, elements before it) that ``count`` elements of a tensor from ``start`` on are,
     in row-major order."""
     if not shape:
         yield (), (), 0
@@ -73,6 +74,11 @@ class Boxes:
     def size(self) -> torch.Size:
         return self.shape
 
+    def part(self, index: MetadataIndex) -> Tensor:
+        """Return the values of one box."""
+        assert index.offset is not None, "a box has a place"
+        return self.by_offset[index.offset]
+
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
         return [ChunkStorageMetadata(offsets, values.shape) for offsets, values in self.by_offset.items()]
 
@@ -90,14 +96,13 @@ class Boxes:
 
 class _Save(DefaultSavePlanner):
     def lookup_object(self, index: MetadataIndex) -> Any:
-        found = self.state_dict[index.fqn]
-        return found.by_offset[index.offset] if isinstance(found, Boxes) else super().lookup_object(index)
+        return self.state_dict[index.fqn].part(index)
 
 
 class _Load(DefaultLoadPlanner):
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:
-        found = self.state_dict[index.fqn]
-        return found.by_offset[index.offset] if isinstance(found, Boxes) else super().lookup_tensor(index)
+        found: Boxes = self.state_dict[index.fqn]
+        return found.part(index)
 
 
 def state_of(program: RankProgram) -> dict[str, Boxes]:
@@ -130,7 +135,9 @@ def _states(program: RankProgram, stage: int) -> list[dict[str, Tensor]]:
     only make in its first step are made here, of zeros, which is the same."""
     optimizer = program.sync.optimizers.get(stage)
     found: list[dict[str, Tensor]] = []
-    for held in optimizer.param_groups[0]["params"] if optimizer is not None else ():
+    if optimizer is None:
+        return found
+    for held in optimizer.param_groups[0]["params"]:
         state = optimizer.state[held]
         for kind in _kinds(program):
             if state.get(kind) is None:
@@ -150,13 +157,13 @@ def _kinds(program: RankProgram) -> tuple[str, ...]:
 
 def write(program: RankProgram, folder: Path) -> None:
     """Write a rank's part into a folder that is new; all ranks of the run do so together."""
-    dcp.save(state_of(program), checkpoint_id=folder, planner=_Save())
+    save(state_of(program), checkpoint_id=folder, planner=_Save())
 
 
 def read(program: RankProgram, folder: Path) -> None:
     """Read a rank's part into its weights and states; all ranks of the run do so together."""
     steps = int(json.loads((folder / ABOUT).read_text(encoding="utf-8"))["steps"])
-    dcp.load(state_of(program), checkpoint_id=folder, planner=_Load())  # type: ignore[arg-type]  # Boxes are no tensors
+    load(state_of(program), checkpoint_id=folder, planner=_Load())
     for stage, storage in program.sync.stages.items():
         for run in storage.runs:
             run.updated()

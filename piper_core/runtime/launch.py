@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -61,7 +60,7 @@ class Gang:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         kind, need = ("GPU", "CUDA devices") if device == "cuda" else ("CPU", "CPUs")
-        have = int(ray.cluster_resources().get(kind, 0))
+        have = int(ray.cluster_resources().get(kind, 0))  # type: ignore[no-untyped-call]  # Ray's
         if have < len(self.ranks):
             raise ConfigError(
                 f"the strategy needs {len(self.ranks)} {need}, Ray has {have}; use --ranks virtual to rehearse it, or "
@@ -73,9 +72,10 @@ class Gang:
             raise ConfigError(f"Ray has {have} {need}, but {len(self.ranks)} were not free within {_PLACE_S:.0f} s")
         node_of: Mapping[int, str] = placement_group_table(self._group)["bundles_to_node_id"]
         order = sorted(node_of, key=lambda bundle: (node_of[bundle], bundle))
-        remote = ray.remote(max_restarts=0, concurrency_groups={"control": 1})(Worker)
+        made: Any = ray.remote  # Ray's stubs know no concurrency groups
+        remote = made(max_restarts=0, concurrency_groups={"control": 1})(Worker)
         for rank, place in zip(self.ranks, order, strict=True):
-            self._actors[rank] = remote.options(  # type: ignore[assignment]  # Ray's own stubs
+            self._actors[rank] = remote.options(
                 num_cpus=1, num_gpus=1 if device == "cuda" else 0,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=place),
             ).remote(rank)  # fmt: skip
@@ -108,7 +108,7 @@ class Gang:
             refs = {rank: getattr(actor, method).remote(*arguments, **named) for rank, actor in self._actors.items()}
             found = self._collect(refs, timeout_s or self.timeout_s)
         except BaseException:
-            self.close()
+            self.close(gently=False)
             raise
         return [found[rank] for rank in self.ranks]
 
@@ -165,24 +165,25 @@ class Gang:
         found = zip(self._steps.items(), cells, strict=False)
         return {rank: steps[at] for (rank, steps), at in found if steps and at >= 0}
 
-    def close(self) -> None:
-        """End every process of the run; again: nothing."""
+    def close(self, *, gently: bool = True) -> None:
+        """End every process of the run, ``gently`` with a moment to leave the others; again: nothing."""
         if self._closed:
             return
         self._closed = True
         try:
-            self._end()
+            self._end(gently)
         finally:
             self.session.close()
 
-    def _end(self) -> None:
+    def _end(self, gently: bool) -> None:
         import ray
 
         alive = self.session.alive()
         if alive:
             with suppress(Exception):  # whatever does not end by itself is killed below
-                ray.wait([each.close.remote() for each in self._actors.values()], num_returns=len(self._actors),
-                         timeout=_GRACE_S)  # fmt: skip
+                if gently:
+                    ray.wait([each.close.remote() for each in self._actors.values()], num_returns=len(self._actors),
+                             timeout=_GRACE_S)  # fmt: skip
             with suppress(Exception):
                 for actor in self._actors.values():
                     ray.kill(actor)
@@ -211,12 +212,10 @@ def _got(ref: Any) -> Any:
 
 
 def _why(text: str) -> str:
-    """Return in few words why a process died."""
-    said = re.search(r"(exit type|Worker exit detail|exit detail|cause)[^:]*: *([^\n]+)", text)
-    killed = re.search(r"SIG[A-Z]+|signal \d+|out of memory|OOM", text)
-    more = f" ({killed[0]})" if killed else ""
-    detail = "" if killed or not said else f": {said[2].strip()[:160]}"
-    return f"its process died{more}{detail}"
+    """Return in few words why a process died, as far as Ray knows."""
+    if "running low on memory" in text:
+        return "its process was killed, since the machine ran out of memory"
+    return "its process died: something killed it, or it crashed"
 
 
 def _is_here(home: Home, alive: bool) -> bool:

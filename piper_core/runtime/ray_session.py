@@ -3,6 +3,7 @@ behind."""
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -72,7 +73,7 @@ class RaySession:
         self.own = True
         ray.init(
             address="local", num_cpus=max(ranks, os.cpu_count() or 1), include_dashboard=False, log_to_driver=False,
-            logging_level="critical", _temp_dir=str(self.folder), object_store_memory=_STORE_BYTES,
+            logging_level=logging.CRITICAL, _temp_dir=str(self.folder), object_store_memory=_STORE_BYTES,
         )  # fmt: skip
         self._processes = _children()
 
@@ -83,7 +84,7 @@ class RaySession:
         if address != "auto" and not answers(plain):
             raise ConfigError(f"--address {address[:100]}: no Ray head answers there; ray start --head starts one")
         try:
-            ray.init(address=address, log_to_driver=False, logging_level="critical")
+            ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise ConfigError(f"--address {address[:100]}: {' '.join(str(error).split())[:200]}") from None
 
