@@ -6,7 +6,6 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,10 +13,6 @@ from profiler import console
 from profiler.console import Parser, duration_s, integer
 
 if TYPE_CHECKING:
-    from piper_core.program.program import Program
-    from piper_core.program.strategy import Strategy
-    from profiler.spec import Cluster
-    from search.candidate import Score
     from search.refine.climb import Climb
 
 DEFAULT_BUDGET_S = 30.0
@@ -52,6 +47,7 @@ def run(options: Namespace) -> int:
     from search.price import price
     from search.refine.climb import climb
     from search.refine.lock import Locks
+    from search.refine.rewrite import rewritten
 
     source: Path = options.file
     strategy = load(source)
@@ -110,65 +106,3 @@ def _lines(found: Climb, change: object, written: str | None) -> list[str]:
 
 def _ending(source: Path) -> str:
     return source.suffix if source.suffix in (".json", ".yaml", ".yml") else ".yaml"
-
-
-def rewritten(source: Path, strategy: Strategy, score: Score, cluster: Cluster) -> str:
-    """Return the text of a file with another program and its price: every comment and the order of keys as they were.
-
-    Raises:
-        ProgramError: a comment stands inside a value that must change.
-    """
-    from piper_core.program.read import read_document
-    from piper_core.program.strategy import Strategy
-    from piper_core.program.write import to_json
-    from search.price import predicted_of
-    from search.refine.edit_yaml import edit_yaml
-
-    text = source.read_text(encoding="utf-8")
-    old = read_document(text)
-    assert isinstance(old, dict), "a bare array names no cluster"
-    data = strategy.to_data()
-    before = Strategy.parse(old)
-    changed = {name for name in data if getattr(before.header, name, None) != getattr(strategy.header, name, None)}
-    new = {name: data[name] if name in changed else value for name, value in old.items()}
-    new |= {name: data[name] for name in ("mesh", "schedule", "micro_batch") if name in changed and name not in new}
-    new["directives"] = _same_form(old["directives"], data["directives"])
-    predicted = predicted_of(score, cluster)
-    kept = {name: value for name, value in old.get("predicted", {}).items() if name not in predicted}
-    new["predicted"] = {**{name: predicted[name] for name in old.get("predicted", {}) if name in predicted}, **kept,
-                        **predicted}  # fmt: skip
-    if _is_json(text):
-        return to_json(
-            {name: value for name, value in new.items() if name != "directives"}, strategy.program.directives
-        )
-    return _described(edit_yaml(text, new), before.program, strategy.program)
-
-
-def _described(text: str, old: Program, new: Program) -> str:
-    """Return the text with the comments that a search wrote on its blocks brought up to date; a person's stay."""
-    from piper_core.program.write import describe
-
-    said = [{op: describe(list(block)) for op, block in groupby(program.directives, type)} for program in (old, new)]
-    for op, words in said[0].items():
-        line = f"# {words}\n"
-        if op in said[1] and text.count(line) == 1:
-            text = text.replace(line, f"# {said[1][op]}\n")
-    return text
-
-
-def _is_json(text: str) -> bool:
-    import json
-
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _same_form(old: list[object], new: list[object]) -> list[object]:
-    """Return new directives, those in the file already as it says them, order of keys included."""
-    from piper_core.directives import parse_directive
-
-    known = {str(parse_directive(item).to_data()): item for item in old}
-    return [known.get(str(item), item) for item in new]

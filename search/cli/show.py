@@ -7,8 +7,9 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
-from piper_core.ir.action import COMPUTE_KINDS, Action, Slot, format_slots
+from piper_core.ir.action import format_slots
 from profiler import console
+from search.slots import compute_slots
 
 if TYPE_CHECKING:
     from piper_core.schedule.plan import Plan
@@ -37,24 +38,6 @@ def show_grid(plan: Plan) -> str:
 def grid_lines(plan: Plan) -> list[str]:
     """Return the compute order, a line a row."""
     return [f"{row}: {format_slots(compute_slots(plan, row))}" for row in range(len(plan.rows))]
-
-
-def compute_slots(plan: Plan, row: int) -> tuple[Slot, ...]:
-    """Return a row's compute as an order directive says it: parts of one action joined, those that take turns in
-    one slot."""
-    slots: list[list[Action]] = []
-    slot_of: dict[Action, int] = {}
-    for part in plan.actions(plan.compute_stream(row)):
-        if part.kind not in COMPUTE_KINDS:
-            continue
-        whole = Action(part.stage, part.kind, part.microbatch)
-        first = slot_of.setdefault(whole, len(slots))
-        if first == len(slots):
-            slots.append([whole])
-        elif first < len(slots) - 1:  # the slots since its last part overlap with it
-            slots[first:] = [[action for slot in slots[first:] for action in slot]]
-            slot_of.update(dict.fromkeys(slots[first], first))
-    return tuple(map(tuple, slots))
 
 
 def _size(n: int) -> str:

@@ -12,10 +12,11 @@ import io
 
 from piper_core.errors import ConfigError
 from piper_core.ir.action import PHASE_OF_KIND, Action, ActionKind, Slot
-from search.cli.show import compute_slots, count
+from search.cli.show import count
 from search.export import schedule_script
 from search.export.base import Export
 from search.export.job import Job
+from search.slots import compute_slots
 
 FILE = "schedule.csv"
 _LETTER = {ActionKind.F: "F", ActionKind.B: "B", ActionKind.BI: "I", ActionKind.BW: "W"}

@@ -19,7 +19,7 @@ from piper_core.ir.dag import Dag
 from piper_core.ir.filter import Filter
 from piper_core.program.strategy import Strategy
 from piper_core.schedule.compile import Compiled
-from search.cli.show import compute_slots
+from search.slots import compute_slots
 
 _PAIR = re.compile(r"([A-Za-z_]\w*)=(\*|-|\d+(?:-\d+)?|[A-Za-z]+)")
 

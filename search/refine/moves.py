@@ -17,7 +17,7 @@ from piper_core.program.strategy import Strategy
 from piper_core.schedule.compile import Compiled
 from piper_core.schedule.families import FAMILIES
 from piper_core.schedule.grid import Layout, rows_of_stage
-from search.cli.show import compute_slots
+from search.slots import compute_slots
 
 EVERYTHING = Filter(())
 HAND = "custom"

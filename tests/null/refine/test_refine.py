@@ -244,3 +244,13 @@ def test_a_file_with_other_degrees(tmp_path: Path, capsys: pytest.CaptureFixture
     compiled = compile_program(made.program, base_dag(made), made.header.world)
     assert price(made, compiled, P4DE).score.step_time_s == pytest.approx(data["predicted"]["step_time_s"])
     assert main(["check", data["file"]]) == 0
+
+
+def test_an_empty_prediction_is_filled(tmp_path: Path) -> None:
+    dump(small(), tmp_path / "mine.yaml")
+    text = (tmp_path / "mine.yaml").read_text()
+    (tmp_path / "mine.yaml").write_text(text.replace("seq_len: 1024\n", "seq_len: 1024\npredicted: null  # to come\n"))
+    assert main(["refine", str(tmp_path / "mine.yaml"), "--budget", "1s"]) == 0
+    made = (tmp_path / "mine.refined.yaml").read_text()
+    assert "# to come" in made
+    assert load(tmp_path / "mine.refined.yaml").header.predicted["step_time_s"] > 0
