@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn, TextIO
 
-from piper_core.errors import ConfigError, PiperError, PlanError
+from piper_core.errors import ConfigError, InfeasibleError, PiperError, PlanError
 
 BUG, REJECTED, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 """Exit statuses: a fault of ours; input that is refused; Ctrl-C; and, as after SIGPIPE, nobody left to read."""
@@ -112,6 +112,8 @@ def _invoke(name: str, build: Callable[[], Parser], arguments: Sequence[str]) ->
 def fail(name: str, error: PiperError, *, as_json: bool = False, report: Mapping[str, Any] | None = None) -> int:
     """Print what shows the error on stdout (its context, or ``report`` as JSON), then the error, last on stderr."""
     found = {"reason": error.reason, "context": error.context} if isinstance(error, PlanError) else {}
+    if isinstance(error, InfeasibleError) and error.context:
+        found = {"context": error.context}
     try:
         if as_json:
             print_json({**(report or {}), "error": str(error), **found})

@@ -87,6 +87,11 @@ class Site:
         return " ".join([f"{self.region} {self.phase.name}{again} b{self.micro_batch} s{self.seq_len}", *parts])
 
 
+def shared(region: Region, degrees: Degrees) -> Degrees:
+    """Return what of ``degrees`` divides a region: expert parallelism leaves all but experts as they are."""
+    return degrees if region is Region.EXPERT else replace(degrees, expert=1)
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkTime:
     """One distinct chunk graph in one phase. ``sample`` is None where it ``failed``, for the reason given;

@@ -6,7 +6,7 @@ as quick as there. Values are those of a real step on random tokens, so that rou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from piper_core.arch.record import Architecture
-from piper_core.frontend.capture import boxed
+from piper_core.frontend.capture import Boxed, boxed
 from piper_core.frontend.communicator import communicating
 from piper_core.frontend.cut import ChunkGraph, Cut
 from piper_core.frontend.degrees import Degrees
@@ -27,7 +27,7 @@ from piper_core.names import Phase, Recompute, Region
 from piper_core.runtime.graphs import Macros, Unit
 from piper_core.runtime.tables import constant_names
 from profiler.measure.alone import Alone
-from profiler.record import Site
+from profiler.record import Site, shared
 
 PHASES = (
     (Phase.F, Recompute.NONE), (Phase.B, Recompute.NONE), (Phase.BI, Recompute.NONE), (Phase.BW, Recompute.NONE),
@@ -40,6 +40,17 @@ def one_of_each(architecture: Architecture) -> Part:
     first = max(0, architecture.dense_layers - 1) if architecture.experts else 0
     last = architecture.dense_layers + 1 if architecture.experts else 1
     return Part(first, last, embed=True, head=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A chunk's graph and what it is given every time."""
+
+    graph: Boxed
+    given: list[Tensor]
+
+    def __call__(self) -> object:
+        return self.graph([*self.given])
 
 
 @dataclass(frozen=True)
@@ -74,21 +85,16 @@ class Layers:
                 unit = Unit(index, phase, Policy.OF[policy])
                 graph = self.macros.graph(unit)
                 if graph.calls and graph.outputs:
-                    yield Site(region, phase, self.micro_batch, self.seq_len, self.degrees, policy), unit, graph
+                    degrees = shared(region, self.degrees)
+                    yield Site(region, phase, self.micro_batch, self.seq_len, degrees, policy), unit, graph
 
-    def call(self, unit: Unit) -> Callable[[], object]:
+    def call(self, unit: Unit) -> Bound:
         """Return a call that runs a chunk as the runtime does."""
         names = {node.name for node in self.macros.draft((unit,)).outputs}
         macro = self.macros.macro((unit,), names, constant_names(self.cut))
         values = self.values
         totals = [torch.zeros_like(values[name], dtype=_gradient_dtype(values[name])) for name in macro.adds]
-        given = [*totals, *(values[name] for name in (*macro.fixed, *macro.varying))]
-        run = macro.call
-
-        def once() -> object:
-            return run([*given])
-
-        return once
+        return Bound(macro.call, [*totals, *(values[name] for name in (*macro.fixed, *macro.varying))])
 
     def saved_bytes(self, region: Region) -> int:
         """Return the bytes of storages that the forward of a region leaves for its backward, parameters left out."""

@@ -42,23 +42,20 @@ class Bench:
         return torch.device("cuda", torch.cuda.current_device()) if self.kind == "cuda" else torch.device("cpu")
 
 
-def measure_transfers(ranks: int, bench: Bench) -> tuple[Transfer, ...]:
-    """Return the times of every kind and size among ``ranks`` processes."""
+def measure_transfers(ranks: int, bench: Bench) -> tuple[tuple[Transfer, ...], tuple[Overlap, ...]]:
+    """Return the times of every kind and size among ``ranks`` processes, and how much computing ranks slow each other,
+    and compute and a transfer."""
     cases = [(each, size) for each in KINDS for size in SIZES if each != SEND or ranks == 2]
-    by_rank = on_processes(_times_of_all, ranks, cases, bench, kind=bench.kind, threads=bench.threads)
-    return tuple(
-        Transfer(each, ranks, 1, size, _slowest([answers[i] for answers in by_rank]))
+    by_rank = on_processes(_all, ranks, cases, bench, kind=bench.kind, threads=bench.threads)
+    transfers = tuple(
+        Transfer(each, ranks, 1, size, _slowest([times[i] for times, _ in by_rank]))
         for i, (each, size) in enumerate(cases)
     )
-
-
-def measure_overlaps(ranks: int, bench: Bench) -> tuple[Overlap, ...]:
-    """Return how much computing ranks slow each other, and how much compute and a transfer do."""
-    by_rank = on_processes(_overlaps, ranks, bench, kind=bench.kind, threads=bench.threads)
-    return tuple(
-        Overlap(what, _slowest([answers[what] for answers in by_rank]))
+    overlaps = tuple(
+        Overlap(what, _slowest([factors[what] for _, factors in by_rank]))
         for what in (COMPUTE_AND_COMPUTE, COMPUTE_AND_TRANSFER)
     )
+    return transfers, overlaps
 
 
 Runs = list[tuple[float, bool]]
@@ -75,6 +72,10 @@ def _slowest(by_rank: list[Runs]) -> Sample:
 
 
 # --- in the processes ---
+
+
+def _all(rank: int, cases: list[tuple[str, int]], bench: Bench) -> tuple[list[Runs], dict[str, Runs]]:
+    return _times_of_all(rank, cases, bench), _overlaps(rank, bench)
 
 
 def _times_of_all(rank: int, cases: list[tuple[str, int]], bench: Bench) -> list[Runs]:
@@ -137,15 +138,17 @@ def _times(call: Callable[[], object], bench: Bench) -> Runs:
     runs = max(LEAST, min(40, int(bench.seconds / (once * inner))))
     found = []
     for _ in range(runs):
-        dist.barrier()
-        found.append(_clocked(call, inner, bench))
+        found.append(_clocked(call, inner, bench, meet=True))
     return found
 
 
-def _clocked(call: Callable[[], object], times: int, bench: Bench) -> tuple[float, bool]:
-    """Return seconds a call, and whether something else kept this process waiting."""
-    before = waited_s()
+def _clocked(call: Callable[[], object], times: int, bench: Bench, *, meet: bool = False) -> tuple[float, bool]:
+    """Return seconds a call, and whether something else kept this process waiting; all ranks begin when they have met,
+    if they are to."""
     with before_others(bench.priority):
+        if meet:
+            dist.barrier()
+        before = waited_s()
         start = perf_counter()
         for _ in range(times):
             call()
@@ -173,7 +176,7 @@ def _overlaps(rank: int, bench: Bench) -> dict[str, Runs]:
     _clocked(compute, 2, bench)
     alone = _agreed(_best(compute, bench) if rank == 0 else 0.0, bench)  # the others wait in the reduction
     dist.barrier()
-    one = _agreed(_best(lambda: dist.all_reduce(buffer), bench), bench)
+    one = _agreed(_best(lambda: dist.all_reduce(buffer), bench, meet=True), bench)
     times = max(1, round(alone / one))
 
     def both() -> None:
@@ -185,14 +188,12 @@ def _overlaps(rank: int, bench: Bench) -> dict[str, Runs]:
 
     beside, crossed = [], []
     for _ in range(20):
-        dist.barrier()
-        took, cut = _clocked(compute, 1, bench)
+        took, cut = _clocked(compute, 1, bench, meet=True)
         beside.append((took / alone, cut))
-        dist.barrier()
-        took, cut = _clocked(both, 1, bench)
+        took, cut = _clocked(both, 1, bench, meet=True)
         crossed.append((took / max(alone, one * times), cut))
     return {COMPUTE_AND_COMPUTE: beside, COMPUTE_AND_TRANSFER: crossed}
 
 
-def _best(call: Callable[[], object], bench: Bench) -> float:
-    return min(_clocked(call, 1, bench)[0] for _ in range(10))
+def _best(call: Callable[[], object], bench: Bench, *, meet: bool = False) -> float:
+    return min(_clocked(call, 1, bench, meet=meet)[0] for _ in range(10))

@@ -1,0 +1,158 @@
+"""One sitting: measure what a profile lacks, within a budget, and keep it as it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from piper_core.arch.record import Architecture
+from piper_core.errors import ConfigError
+from profiler.fingerprint import Conditions, Machine, conditions, machine
+from profiler.measure.chunks import Shape, Subject, by_layers, drop, measure, subjects
+from profiler.measure.clock import clock_of
+from profiler.measure.quiet import check_priority
+from profiler.measure.repeat import Effort, sample
+from profiler.measure.transfers import Bench, measure_transfers
+from profiler.measure.updates import measure_updates
+from profiler.record import ChunkTime, Profile
+from profiler.store import add, model_digest
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+TRANSFERS_S = 30.0
+"""What transfers take, most of it to start processes."""
+UPDATES_S = 1.5
+MOST_S, LEAST_S = 0.4, 0.01
+"""Seconds that one chunk may have, with all the time in the world and with the least budget."""
+OVERHEAD = 1.15
+"""Seconds of a chunk's measuring for one second of its calls: graphs and memory."""
+
+Report = Callable[[str, int, int], None]
+"""Told of what is done: words, how many of how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to measure: shapes of chunks on a device, and transfers among up to ``ranks`` processes (0: none)."""
+
+    shapes: tuple[Shape, ...]
+    device: str = "cpu"
+    dtype: str = "float32"
+    ranks: int = 0
+    threads: int = 1
+    priority: bool = False
+
+
+@dataclass
+class Sitting:
+    """A model, what is wanted, and the profile in ``path`` that it goes into (None: nothing is kept on disk)."""
+
+    architecture: Architecture
+    wanted: Wanted
+    path: Path | None
+    machine: Machine = field(init=False)
+    found: Profile = field(init=False)
+
+    def __post_init__(self) -> None:
+        clock_of(self.wanted.device)  # refuses what is not there
+        if self.wanted.priority:
+            check_priority()
+        self.machine = machine(self.wanted.device, self.wanted.threads)
+        self.found = self._empty()
+        if self.path is not None and self.path.exists():
+            self.found = add(self.found, self.path)  # refuses what is not the same
+
+    def _empty(self, **parts: object) -> Profile:
+        name, digest = self.architecture.name, model_digest(self.architecture)
+        return Profile(self.machine, name, digest, self.wanted.dtype, **parts)  # type: ignore[arg-type]  # fields by name
+
+    def trace(self) -> list[Subject]:
+        """Return every distinct chunk of the shapes; those that the profile has are among them."""
+        torch.set_num_threads(self.wanted.threads)
+        return subjects(self.architecture, self.wanted.shapes, DTYPES[self.wanted.dtype], self.wanted.device)
+
+    def missing(self, traced: list[Subject]) -> list[Subject]:
+        return [each for each in traced if each.digest not in self.found.chunks]
+
+    @property
+    def group_sizes(self) -> list[int]:
+        """Sizes of groups that transfers are lacking for: powers of two, as many as devices or cores."""
+        have = {t.ranks for t in self.found.transfers}
+        sizes = [2**i for i in range(1, 6) if 2**i <= min(self.wanted.ranks, self.machine.count)]
+        return [n for n in sizes if n not in have]
+
+    def fixed_s(self) -> float:
+        """Return what all but chunks takes."""
+        return TRANSFERS_S * len(self.group_sizes) + (0.0 if self.found.updates else UPDATES_S)
+
+    def effort(self, left_s: float, count: int) -> Effort:
+        """Return what each of ``count`` chunks may take of the time left."""
+        return Effort(seconds=max(LEAST_S, min(MOST_S, left_s / OVERHEAD / max(1, count))))
+
+    def run(self, traced: list[Subject], deadline_s: float, report: Report) -> Profile:
+        """Measure until all is done or ``deadline_s`` (of ``perf_counter``) has passed; return the whole profile.
+
+        Ctrl-C leaves with KeyboardInterrupt; what was measured is in the file by then.
+
+        Raises:
+            ConfigError: a budget that nothing can be measured in.
+        """
+        todo = self.missing(traced)
+        now = perf_counter()
+        if todo and deadline_s - now < LEAST_S:
+            raise ConfigError(
+                f"the budget was gone when {len(traced)} chunks had been traced, so nothing could be measured; give "
+                f"{_words(now - deadline_s + self.fixed_s() + len(todo) * 0.1)} more, or fewer shapes"
+            )
+        sites = {site: each.digest for each in traced for site in each.sites}
+        self._keep(sites={s: d for s, d in sites.items() if d in self.found.chunks})
+        clock = clock_of(self.wanted.device, self.wanted.threads, priority=self.wanted.priority)
+        self._keep(dispatch=sample(lambda: None, clock, Effort(run_s=1e-4, seconds=0.05)))
+        if not self.found.updates:
+            report("optimiser", 0, len(todo))
+            self._keep(updates=measure_updates(clock, Effort(seconds=0.2), self.wanted.device))
+        done = 0
+        for group in by_layers(todo):
+            made: dict[str, ChunkTime] = {}
+            try:
+                for subject in group:
+                    left = deadline_s - perf_counter() - TRANSFERS_S * len(self.group_sizes)
+                    if left <= 0:
+                        break
+                    report(str(subject.sites[0]), done, len(todo))
+                    made[subject.digest] = measure(subject, clock, self.effort(left, len(todo) - done))
+                    done += 1
+            finally:
+                self._keep(chunks=made, sites={s: d for s, d in sites.items() if d in made})
+                drop(group)
+        self._transfers(deadline_s, report, (done, len(todo)))
+        report("done", done, len(todo))
+        return self.found
+
+    def _transfers(self, deadline_s: float, report: Report, count: tuple[int, int]) -> None:
+        bench = Bench(self.wanted.device, self.wanted.threads, priority=self.wanted.priority)
+        for size in self.group_sizes:
+            if deadline_s - perf_counter() < TRANSFERS_S / 2:
+                return
+            report(f"transfers among {size}", *count)
+            transfers, overlaps = measure_transfers(size, bench)
+            self._keep(transfers=transfers, overlaps=overlaps)
+
+    def _keep(self, **parts: object) -> None:
+        """Join parts to the profile, on disk too."""
+        now: tuple[Conditions, ...] = (self._conditions,)
+        new = self._empty(**parts, conditions=now)
+        self.found = self.found.merged(new) if self.path is None else add(new, self.path)
+
+    @property
+    def _conditions(self) -> Conditions:
+        if not hasattr(self, "_began"):
+            self._began = conditions(self.wanted.device)
+        return self._began
+
+
+def _words(seconds: float) -> str:
+    return f"{max(1.0, seconds):.0f} s"
