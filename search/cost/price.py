@@ -170,6 +170,9 @@ class _Pricer:
 
         seconds[sends] = _once(sends, (nodes.group, peer, nodes.splits, nodes.state, size), price)
         seconds[recvs] = seconds[sends]
+        if self.cost.software.message_hold_s:
+            into = np.flatnonzero(nodes.kind[edges.dst] == NodeKind.SEND)
+            np.add.at(seconds, edges.src[into], self.cost.software.message_hold_s)
 
 
 def _once(index: Ints, columns: Sequence[Ints], price: _Price) -> Floats:

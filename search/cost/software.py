@@ -19,11 +19,11 @@ class Software:
 
     ``gradient_bytes`` is the width in which gradients are accumulated, and reduced under ZeRO-0/1. With
     ``separate_projections`` the column-parallel layers of a region are modules of their own, each of which reduces its
-    part of the input's gradient. With ``hides_backward`` a whole backward
-    reduces that gradient, and gathers the input again, beside its own products (Megatron since 2022, Korthikanti 2022,
-    arXiv 2205.05198, section 4.2.2): what is left is what they slow each other. With ``gathers_logits`` each
-    tensor-parallel rank computes the loss of the whole vocabulary. ``shard_group`` > 0 shards optimiser state
-    over as many neighbours of the data-parallel group instead of all of it.
+    part of the input's gradient. With ``hides_backward`` a whole backward reduces that gradient, and gathers the input
+    again, beside its own products (Megatron since 2022, Korthikanti 2022, arXiv 2205.05198, section 4.2.2): what is
+    left is what they slow each other. With ``gathers_logits`` each tensor-parallel rank computes the loss of the whole
+    vocabulary. ``shard_group`` > 0 shards optimiser state over as many neighbours of the data-parallel group instead of
+    all of it. ``message_hold_s`` is how long compute stands still at each message that it sends.
     """
 
     gradient_bytes: int = 4
@@ -31,6 +31,7 @@ class Software:
     hides_backward: bool = False
     gathers_logits: bool = False
     shard_group: int = 0
+    message_hold_s: float = 0.0
 
     def exposed(self, region: Region, phase: Phase, kind: Collective) -> float:
         """Return the part of a region's tensor-parallel collective that compute waits for; over 1 where it runs more
