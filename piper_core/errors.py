@@ -60,7 +60,14 @@ class PlanError(PiperError):
 
 
 class InfeasibleError(PiperError):
-    """A legal strategy that cannot fit or cannot be scheduled within a limit; the text says by how much."""
+    """A legal strategy that cannot fit or cannot be scheduled within a limit; the text says by how much.
+
+    ``context`` is lines about what conflicts and what would help, printed before the one-line error.
+    """
+
+    def __init__(self, what: str, *, context: str = "") -> None:
+        super().__init__(what)
+        self.context = context
 
 
 class ConfigError(PiperError):

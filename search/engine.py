@@ -36,6 +36,8 @@ BOUNDING = 0.75
 SEEDING = 0.4
 """Part of that which the usual configurations may take."""
 SEEDS = 3
+SAME = 1e-6
+"""What another order, bucket, prefetch or streams must gain at least to count as something else."""
 USUALLY = {
     "cp": ("1",), "outer": ("pp",), "cuts": ("balanced",), "bucket": ("1",), "prefetch": ("1",), "streams": ("own",),
     "recompute": ("none", "selective", "full"),
@@ -176,7 +178,9 @@ class _State:
         result, candidate = self.result, Candidate(config, self.problem.costs.of(config)[0], score)
         result.simulated += 1
         if score.fits == "yes":
-            self.seen[config] = candidate
+            plain = self.seen.get(config.plain)
+            if plain is None or score.step_time_s < plain.score.step_time_s * (1 - SAME):
+                self.seen[config] = candidate
         else:
             result.close += score.fits == "close"
             result.too_big += score.fits == "no"

@@ -10,9 +10,13 @@ from search.result import Result
 GIB = 1 << 30
 
 
+class NothingFitsError(InfeasibleError):
+    """None of the configurations of a space fits, or none was found."""
+
+
 def nothing_found(
     problem: Problem, result: Result, generator: BestFirst, tightest: tuple[float, Candidate | None]
-) -> InfeasibleError:
+) -> NothingFitsError:
     """Say that nothing fits, or how far the search came, and what the nearest configuration is short of."""
     capacity = problem.cluster.device.memory_bytes
     room = f"{capacity / GIB:.1f} GiB a GPU"
@@ -24,7 +28,7 @@ def nothing_found(
         what += f" and {left:,} of {generator.size:,} configurations not reached"
     need, config = generator.nearest
     if config is None and tightest[1] is None:
-        return InfeasibleError(what + "; give it more --budget")
+        return NothingFitsError(what + "; give it more --budget")
     if tightest[1] is not None and -tightest[1].score.margin_bytes + capacity <= need * 1.5:
         score, config = tightest[1].score, tightest[1].config
         row = max(range(len(score.memory)), key=lambda r: score.peak_memory_bytes[r])
@@ -38,7 +42,7 @@ def nothing_found(
     short = need - capacity
     verdict = f"{short / GIB:.1f} GiB short" if short > 0 else "too close to call"
     advice = "more GPUs" if result.stopped == "proved" else "more --budget or more GPUs"
-    return InfeasibleError(
+    return NothingFitsError(
         f"{what}; the nearest is {verdict}: {config} needs {need / GIB:.1f} GiB ({cause}); "
         f"use {advice}, GPUs with more memory, a shorter --seq-len, or free what --fix holds"
     )

@@ -69,6 +69,12 @@ class Configuration:
         return FAMILIES[self.schedule].layout
 
     @property
+    def plain(self) -> Configuration:
+        """The same with the family's order, and the usual bucket, prefetch and streams."""
+        bucket, prefetch, streams = USUAL
+        return replace(self, bucket=bucket, prefetch=prefetch, streams=streams, order="family")
+
+    @property
     def stages(self) -> int:
         """Number of pipeline stages."""
         return self.pp * (1 if self.layout is Layout.BIDIRECTIONAL else self.virtual_stages)
@@ -76,6 +82,8 @@ class Configuration:
     def __str__(self) -> str:
         degrees = f"pp={self.pp} tp={self.tp} dp={self.dp} ep={self.ep}" + (f" cp={self.cp}" if self.cp > 1 else "")
         degrees += f" outer={self.outer}" if self.outer != OUTERS[0] else ""
+        if not self.micro_batch:
+            return degrees
         if not self.cuts:  # a partial assignment: any schedule, ZeRO stage and cut
             return f"{degrees} b={self.micro_batch} m={self.num_microbatches} recompute={self.recompute}"
         fine = ("bucket", self.bucket), ("prefetch", self.prefetch), ("streams", self.streams), ("order", self.order)

@@ -38,6 +38,7 @@ def parser() -> Parser:
         "micro_batch num_microbatches recompute sequence_parallel cuts cp outer bucket prefetch streams",
     )
     option("--forbid", nargs="+", action="extend", metavar="NAME=VALUE", help="leave values of axes out: zero=3 tp=8")
+    option("--explain", nargs="+", action="extend", metavar="NAME=VALUE", help="say why choices lost: zero=3 pp=8")
     option("--objective", choices=OBJECTIVES,
            help="what to make small: step time (throughput, the default), memory, or both (pareto)")  # fmt: skip
     option("--max-memory", type=gib, metavar="GIB", help="memory of a GPU that may be used (default: all it has)")
@@ -125,7 +126,8 @@ class _Commands(_SubParsersAction):  # type: ignore[type-arg]  # generic in its 
 
 
 SEARCH_OPTIONS = (
-    "model", "gpus", "fix", "forbid", "objective", "max_memory", "out", "resume", "workers", "budget", *DEFAULTS
+    "model", "gpus", "fix", "forbid", "explain", "objective", "max_memory", "out", "resume", "workers", "budget",
+    *DEFAULTS,
 )  # fmt: skip
 
 
@@ -151,7 +153,8 @@ def _search(options: Namespace) -> int:
     return run_search(
         model=options.model, gpus=options.gpus, fix=options.fix or [], forbid=options.forbid or [], json=options.json,
         out=options.out, resume=options.resume, budget=options.budget, max_memory_gib=options.max_memory,
-        objective=options.objective or "throughput", workers=options.workers, **given,
+        objective=options.objective or "throughput", workers=options.workers,
+        explain=options.explain or [], **given,
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
@@ -24,6 +24,7 @@ from search.objective import Objective
 from search.price import predicted_of
 from search.report.folder import BEST, check_same_search, write_folder
 from search.report.table import headline
+from search.shortfall import NothingFitsError
 from search.space import Space, parse_fix
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def run_search(
     max_memory_gib: float | None = None,
     objective: Objective = "throughput",
     workers: int | None = None,
+    explain: Sequence[str] = (),
 ) -> int:
     """Search, print the best strategies, and write ``best.strategy.yaml``; return the exit status: 0, and after Ctrl-C
     too where something that fits has been found (the table says "interrupted"); else Ctrl-C ends the command with 130.
@@ -78,7 +80,7 @@ def run_search(
         "model": architecture.name, "cluster": cluster, "gpus": gpus, "global_batch": global_batch, "seq_len": seq_len,
         "fix": {name: list(values) for name, values in fixed.items()},
         "forbid": {name: list(values) for name, values in forbidden.items()},
-        "memory_bytes": hardware.device.memory_bytes, "objective": objective, "top": top, "seed": seed,
+        "memory_bytes": hardware.device.memory_bytes, "objective": objective, "seed": seed,
     }  # fmt: skip
     _check_folder(target)
     if out is not None:  # the default folder holds the last search, whatever it was
@@ -90,11 +92,17 @@ def run_search(
         database = Database.resume(target, key)
     else:
         database = Database.start(target, key, replace=out is None)
-    with _progress(hidden=json) as update:
-        result = find(
-            problem, space, top=top, budget_s=budget or DEFAULT_BUDGET_S, progress=update, objective=objective,
-            database=database, seed=seed, journal=target / JOURNAL, workers=workers,
-        )  # fmt: skip
+    try:
+        with _progress(hidden=json) as update:
+            result = find(
+                problem, space, top=top, budget_s=budget or DEFAULT_BUDGET_S, progress=update, objective=objective,
+                database=database, seed=seed, journal=target / JOURNAL, workers=workers,
+            )  # fmt: skip
+    except NothingFitsError as error:
+        from search.conflict import explain as conflicts
+
+        error.context = conflicts(problem, space)
+        raise
     data = to_data(result, seed)
     data["best"]["strategy_file"] = data["candidates"][0]["strategy_file"] = str(target / BEST)
     more = {"search": searched, "headline": headline(result), "axes": space.axes()}
@@ -105,6 +113,10 @@ def run_search(
         console.print_json(data)
     else:
         _print(problem, result, space, top, target, names)
+    for choice in explain:
+        from search.conflict import why_not
+
+        print(why_not(problem, space, choice, result.best.score), file=sys.stderr if json else sys.stdout)
     return 0
 
 

@@ -21,7 +21,7 @@ class Generator(Protocol):
     expired: bool
     """Whether the last call of :meth:`ask` stopped at its deadline: there may be more than it returned."""
 
-    def ask(self, n: int, threshold_s: float, deadline_s: float = inf) -> list[Configuration]:
+    def ask(self, n: int, threshold_s: float = inf, deadline_s: float = inf) -> list[Configuration]:
         """Return up to ``n`` configurations that may take ``threshold_s`` or less; none when there are no more, or when
         the clock (``time.perf_counter``) passes ``deadline_s`` first."""
         ...

@@ -94,7 +94,7 @@ class BestFirst:
             for sequence in self.space.sequence(tp, cp)
         ]
         bounds = [self.bounds.degrees(part) for part in parts]
-        return parts[0], min(seconds for seconds, _ in bounds), min(size for _, size in bounds)
+        return replace(parts[0], micro_batch=0), min(seconds for seconds, _ in bounds), min(size for _, size in bounds)
 
     def _legal(self, pp: int, m: int, overlaps: bool) -> list[tuple[str, int]]:
         """Return the (family, virtual stages) legal with m microbatches, those with overlap groups or the others."""
@@ -274,7 +274,7 @@ class BestFirst:
         if need < self.nearest[0]:
             self.nearest = (need, config)
 
-    def ask(self, n: int, threshold_s: float, deadline_s: float = inf) -> list[Configuration]:
+    def ask(self, n: int, threshold_s: float = inf, deadline_s: float = inf) -> list[Configuration]:
         """Return up to ``n`` configurations whose value may be the threshold or less (seconds, or bytes where memory is
         made small); fewer at the deadline."""
         batch: list[Configuration] = []

@@ -57,12 +57,12 @@ def _describe(*candidates: Candidate) -> list[str]:
     words = [_words(candidate) for candidate in candidates]
     if len(candidates) > 1 and len(set(words)) == 1:
         finer = [
-            (f"sequence parallelism {'on' if config.sequence_parallel else 'off'}", f"cuts {config.cuts}", also(config))
+            (f"sequence parallelism {_on(config)}", f"cuts {config.cuts}", also(config, none=""))
             for config in (candidate.config for candidate in candidates)
         ]
         for alike in zip(*finer, strict=True):
             if len(set(alike)) > 1:
-                words = [f"{text} {more}" for text, more in zip(words, alike, strict=True)]
+                words = [f"{text} {more}".rstrip() for text, more in zip(words, alike, strict=True)]
     return words
 
 
@@ -81,14 +81,18 @@ def _words(candidate: Candidate) -> str:
     )
 
 
-def also(config: Configuration) -> str:
+def _on(config: Configuration) -> str:
+    return "on" if config.sequence_parallel else "off"
+
+
+def also(config: Configuration, none: str = "-") -> str:
     """Return what of a configuration's finer choices is not the usual."""
     found = [] if config.outer == "pp" else [f"{config.outer} outer"]
     usual = Configuration(1, 1, 1, 1, config.schedule, 1, 0, 1, 1, "none", False, "")
     for name in ("bucket", "prefetch", "streams", "order"):
         if getattr(config, name) != getattr(usual, name):
             found.append(f"{name} {getattr(config, name)}")
-    return ", ".join(found) or "-"
+    return ", ".join(found) or none
 
 
 def _why(best: Candidate, other: Candidate, total: float) -> str:
@@ -132,8 +136,7 @@ def _row(rank: int, candidate: Candidate, decimals: int) -> tuple[str, ...]:
     return (
         str(rank), str(config.pp), str(config.tp), str(config.dp), str(config.cp), str(config.ep),
         config.schedule, str(config.virtual_stages), str(config.zero), str(config.micro_batch),
-        str(config.num_microbatches), config.recompute, "on" if config.sequence_parallel else "off",
-        _CUTS.get(config.cuts, config.cuts), also(config),
+        str(config.num_microbatches), config.recompute, _on(config), _CUTS.get(config.cuts, config.cuts), also(config),
         f"{score.step_time_s:.{decimals}f}", f"{score.tokens_per_s_per_gpu:,.0f}", f"{score.mfu:.1%}",
         f"{score.worst_row_bytes / GIB:.1f}", f"{score.margin_bytes / GIB:.1f}", f"{score.bubble_ratio:.1%}",
         f"{sum(score.exposed_communication_s.values()):.{decimals}f}",
