@@ -33,7 +33,7 @@ _BYTES = ("output_bytes", "hidden_bytes", "column_bytes", "token_bytes", "kv_byt
 
 
 class ProfiledCost:
-    """``CostModel`` from a profile; ``preset`` answers for the rest. ``ranks`` processes share ``gpus_per_node``'s node.
+    """``CostModel`` from a profile, and ``preset`` for the rest; ``ranks`` processes fill nodes of ``gpus_per_node``.
 
     Raises:
         ConfigError: the profile is of another model.

@@ -1,0 +1,126 @@
+"""Predictions by a profile: the same plan, priced with what was measured, with the range that measuring leaves open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from piper_core.arch.record import Architecture
+from piper_core.ir.dag import Dag
+from piper_core.names import Axis, Collective, NodeKind
+from piper_core.schedule.compile import Compiled
+from profiler.fingerprint import machine
+from profiler.record import Profile, Run
+from profiler.residual import Residual
+from profiler.spec import Cluster
+from profiler.store import find
+from search.candidate import Score
+from search.cost.profiled import Level, ProfiledCost, widened
+from search.cost.roofline import RooflineCost
+from search.evaluate import Evaluation, assess
+from search.predict import Prediction
+
+INNER = (Axis.TENSOR, Axis.SEQUENCE, Axis.EXPERT, Axis.CONTEXT)
+
+
+@dataclass(frozen=True, slots=True)
+class Profiled:
+    """A prediction by a profile. ``low_s`` and ``high_s`` are the step with every cost at its low and its high end;
+    ``recalibrated`` what the residual model makes of it, (seconds, low, high), None before any run."""
+
+    found: Prediction
+    cost: ProfiledCost
+    low_s: float
+    high_s: float
+    recalibrated: tuple[float, float, float] | None
+
+    def to_data(self) -> dict[str, Any]:
+        """Return what the JSON form of the prediction gets beside its own."""
+        return {
+            "origins": self.cost.to_data(), "low_s": self.low_s, "high_s": self.high_s,
+            "machine": str(self.cost.profile.machine), "recalibrated": self.recalibrated,
+        }  # fmt: skip
+
+    def lines(self) -> list[str]:
+        """Return what the report gets beside its own."""
+        step = self.found.score.step_time_s
+        made = [
+            f"by a profile of {self.cost.profile.machine}",
+            self.cost.says(),
+            f"step {step * 1e3:.2f} ms, {self.low_s * 1e3:.2f} to {self.high_s * 1e3:.2f} ms as costs are uncertain",
+        ]
+        if self.recalibrated is not None:
+            seconds, low, high = (each * 1e3 for each in self.recalibrated)
+            runs = len(self.cost.profile.runs)
+            made.append(f"recalibrated by {runs} runs: {seconds:.2f} ms, 90 % between {low:.2f} and {high:.2f} ms")
+        return made
+
+
+def by_profile(
+    found: Prediction, profile: Profile, architecture: Architecture, cluster: Cluster, *, where: str = "the profile"
+) -> Profiled:
+    """Price a predicted strategy's plan again, with a profile.
+
+    Raises:
+        ConfigError: the profile is of another model.
+    """
+    dag = in_dtype(found.compiled.dag, profile.dtype_bytes)
+    compiled = Compiled(dag, found.compiled.plan)
+    ranks = len({rank for row in compiled.plan.rows for rank in row})
+
+    def at(level: Level) -> tuple[Evaluation, ProfiledCost]:
+        cost = ProfiledCost(
+            profile, RooflineCost(cluster), architecture, dag.model.seq_len, ranks=ranks,
+            gpus_per_node=cluster.gpus_per_node, level=level, where=where,
+        )  # fmt: skip
+        return assess(
+            compiled, cost, cluster.device, seq_len=dag.model.seq_len, gpus=ranks,
+            global_batch=found.strategy.header.global_batch, architecture=architecture,
+        ), cost  # fmt: skip
+
+    middle, cost = at("middle")
+    low, high = at("low")[0].score.step_time_s, at("high")[0].score.step_time_s
+    made = replace(found, score=middle.score, simulation=middle.simulation, memory=middle.memory)
+    recalibrated = None
+    if profile.runs:
+        recalibrated = Residual.of(profile.runs).apply(middle.score.step_time_s, features(middle.score))
+    return Profiled(made, cost, low, high, recalibrated)
+
+
+def features(score: Score) -> dict[str, float]:
+    """Return the shares of a predicted step that the residual model looks at."""
+    step = score.step_time_s or 1.0
+    exposed = sum(score.exposed_communication_s.values())
+    return {"exposed": exposed / step, "bubble": score.breakdown.get("bubble", 0.0) / step}
+
+
+def run_of(name: str, digest: str, when: str, sample: Any, score: Score) -> Run:
+    """Return the record of a measured step, for the profile's history."""
+    return Run(name, digest, when, sample, score.step_time_s, features(score))
+
+
+def in_dtype(dag: Dag, dtype_bytes: int) -> Dag:
+    """Return a compiled DAG whose weights and activations are of another width; buckets hold what they held.
+
+    Gradients are reduced in their own width, whatever that of the weights is.
+    """
+    by = dtype_bytes / dag.model.dtype_bytes
+    if by == 1:
+        return dag
+    nodes = dag.nodes
+    gathers = (nodes.axis == Axis.DATA) & (nodes.collective == Collective.ALL_GATHER)
+    wider = np.isin(nodes.kind, (NodeKind.SEND, NodeKind.RECV))
+    wider |= (nodes.kind == NodeKind.COLLECTIVE) & (np.isin(nodes.axis, INNER) | gathers)
+    payload = np.where(wider, nodes.payload * by, nodes.payload)
+    model = widened(dag.model, dtype_bytes)
+    return replace(dag, nodes=nodes.with_(payload=payload), model=model)
+
+
+def local_profile(architecture: Architecture, cluster: Cluster) -> Path | None:
+    """Return the store's profile of a model on this machine, if the cluster is this machine."""
+    if cluster.name != "cpu":
+        return None
+    return find(architecture, machine("cpu"), "float32")
