@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         PiperError,
         PlanError,
         ProgramError,
+        RunError,
         ScheduleError,
     )
     from piper_core.frontend.annotate import annotate
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from piper_core.program.program import Program
     from piper_core.program.strategy import Header, Strategy, base_dag, dump, load, loads
     from piper_core.program.upstream import to_upstream
+    from piper_core.runtime.optimizer import SGD, AdamW, Clip
+    from piper_core.runtime.trainer import Trainer
     from piper_core.schedule.compile import Compiled, compile_program
     from piper_core.schedule.families import FAMILIES, Family, get_family
     from piper_core.schedule.lower import Costs, lower
@@ -35,7 +38,8 @@ _HOME = {
     "arch": ("Architecture", "ModelChunks", "model_chunks", "preset"),
     "arch.synthetic": ("synthetic",),
     "errors": (
-        "ConfigError", "DirectiveError", "InfeasibleError", "PiperError", "PlanError", "ProgramError", "ScheduleError",
+        "ConfigError", "DirectiveError", "InfeasibleError", "PiperError", "PlanError", "ProgramError", "RunError",
+        "ScheduleError",
     ),
     "frontend.annotate": ("annotate",),
     "frontend.trace": ("trace_model",),
@@ -45,6 +49,8 @@ _HOME = {
     "program.program": ("Program",),
     "program.strategy": ("Header", "Strategy", "base_dag", "dump", "load", "loads"),
     "program.upstream": ("to_upstream",),
+    "runtime.optimizer": ("AdamW", "Clip", "SGD"),
+    "runtime.trainer": ("Trainer",),
     "schedule.compile": ("Compiled", "compile_program"),
     "schedule.families": ("FAMILIES", "Family", "get_family"),
     "schedule.lower": ("Costs", "lower"),
@@ -53,11 +59,13 @@ _HOME = {
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 __all__ = [  # noqa: RUF022  # by what they are for
-    "PiperError", "ConfigError", "DirectiveError", "InfeasibleError", "PlanError", "ProgramError", "ScheduleError",
+    "PiperError", "ConfigError", "DirectiveError", "InfeasibleError", "PlanError", "ProgramError", "RunError",
+    "ScheduleError",
     "Architecture", "ModelChunks", "Mesh", "annotate", "model_chunks", "preset", "synthetic", "trace_model",
     "Header", "Program", "Strategy", "dump", "load", "loads", "to_upstream",
     "Dag", "base_dag", "training_dag",
     "FAMILIES", "Family", "get_family",
+    "AdamW", "Clip", "SGD", "Trainer",
     "Action", "Compiled", "Costs", "Plan", "compile_program", "expand", "lower", "verify",
 ]  # fmt: skip
 

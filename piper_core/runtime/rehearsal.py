@@ -20,6 +20,7 @@ from piper_core.models import build_model
 from piper_core.names import Sync
 from piper_core.program.strategy import Strategy
 from piper_core.runtime.communicator import Communicator
+from piper_core.runtime.compare import difference
 from piper_core.runtime.groups import degrees_of
 from piper_core.runtime.local import LocalWorld
 from piper_core.runtime.lowering import Lowering
@@ -136,10 +137,3 @@ def _compare(step: int, loss: float, parts: list[Part], wanted: Result) -> float
     if not worst <= TOLERANCE:
         raise RunError(f"rehearsal: {where} differs from one process's in step {step} by {worst:.1e} of its size")
     return worst
-
-
-def difference(found: Tensor, wanted: Tensor) -> float:
-    """Return the largest difference of two tensors relative to the largest value; infinity for what is no number."""
-    scale = max(float(wanted.abs().max()), 1e-3)
-    error = float((found.to(wanted.dtype) - wanted).abs().max()) / scale
-    return error if error == error else float("inf")

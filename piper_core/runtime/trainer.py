@@ -63,7 +63,7 @@ class Trainer:
     def __init__(
         self, model: str | Architecture | Own, strategy: str | PathLike[str] | Strategy,
         optimizer: Optimizer | None = None, loss: Loss | None = None, *, clip: Clip | None = None,
-        device: Device = "cpu", address: str | None = None, dtype: torch.dtype = torch.float32, seed: int = 0,
+        device: Device = "cpu", address: str | None = None, dtype: torch.dtype | str = torch.float32, seed: int = 0,
         timeout_s: float = 60.0, start_s: float = START_S, memory_limit_bytes: float | None = None,
         fault: Fault | None = None,
     ) -> None:  # fmt: skip
@@ -81,6 +81,7 @@ class Trainer:
         self.strategy = strategy if isinstance(strategy, Strategy) else load(strategy)
         header = self.strategy.header
         self.training = Training(optimizer or AdamW(), clip, Reduction(header.reduction))
+        dtype = named_dtype(dtype)
         self.compiled, self.source = prepared(model, self.strategy, loss, dtype=dtype, seed=seed, device=device)
         self.slicing = slicing_of(self.compiled)
         ranks = sorted({rank for row in self.compiled.plan.rows for rank in row})
@@ -97,6 +98,16 @@ class Trainer:
     @property
     def ranks(self) -> int:
         return len(self._gang.ranks)
+
+    @property
+    def architecture(self) -> Architecture | None:
+        """The model, where it is a built-in one."""
+        return self.source.architecture if isinstance(self.source, ArchitectureSource) else None
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens in a sequence."""
+        return self.strategy.header.seq_len or DEFAULT_SEQ_LEN
 
     def step(self, batch: Tensor | Sequence[Tensor], how: How = "run") -> float:
         """Run one step on a global batch, the inputs of the model; return its loss. ``last`` says more: ``how`` "time"
@@ -150,6 +161,20 @@ class Trainer:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def named_dtype(dtype: torch.dtype | str) -> torch.dtype:
+    """Return the dtype of a name.
+
+    Raises:
+        ConfigError: not one that training knows.
+    """
+    known = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype not in known:
+        raise ConfigError(f"dtype must be {', '.join(known)}, found {dtype[:40]!r}")
+    return known[dtype]
 
 
 def prepared(
@@ -211,17 +236,3 @@ def _joined(found: Sequence[Stepped]) -> Timeline:
             by_row.setdefault(each.lanes[0].row, each)
     zero = min((each.began_s for each in by_row.values()), default=0.0)
     return Timeline(tuple(lane for row in sorted(by_row) for lane in by_row[row].lanes)).shifted(-zero)
-
-
-def batches_of(
-    compiled: Compiled, vocabulary: int, length: int, seed: int = 0
-) -> Callable[[int], tuple[Tensor, Tensor]]:
-    """Return a source of synthetic global batches by number: tokens at random and their successors as targets."""
-    count = slicing_of(compiled).batch
-
-    def batch(number: int) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator().manual_seed((seed << 32) + number)
-        tokens = torch.randint(0, vocabulary, (count, length + 1), generator=generator)
-        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-
-    return batch

@@ -1,0 +1,260 @@
+"""``piper-search run``: train a strategy for some steps on real ranks, or rehearse it where devices are too few."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from piper_core.errors import ConfigError, RunError
+from profiler import console
+from profiler.console import Parser, at_least_one, duration_s, integer
+
+if TYPE_CHECKING:
+    from piper_core.arch.record import Architecture
+    from piper_core.program.strategy import Strategy
+    from piper_core.runtime.data import Batches
+    from piper_core.runtime.trainer import Step, Trainer
+    from search.predict import Prediction
+
+TORCH = "run needs torch and ray: make setup installs them"
+
+
+def add_options(parser: Parser) -> None:
+    """Add the options of the command; their destinations begin with ``run_``, apart from those of the search."""
+
+    def option(flag: str, text: str, **more: object) -> None:
+        more = {"dest": f"run_{flag.replace('-', '_')}"} | more
+        parser.add_argument(f"--{flag}", help=text, **more)  # type: ignore[arg-type]  # argparse's own overloads
+
+    parser.add_argument("run_file", type=Path, metavar="FILE", help="a strategy file")
+    option("steps", "steps to train (default: 5)", type=at_least_one, default=5, metavar="N")
+    option("ranks", "real: a process each; virtual: rehearse in one process; auto (default): real where there are "
+           "enough devices", choices=("auto", "real", "virtual"), default="auto")  # fmt: skip
+    option("device", "default: the kind of the strategy's cluster", choices=("cpu", "cuda"))
+    option("address", "a Ray cluster that runs (host:port, or auto); default: processes of this machine", metavar="RAY")
+    option("data", "tokens to train on, .npy or .bin (default: random ones)", type=Path, metavar="FILE")
+    option("dtype", "of weights (default: float32, on cuda bfloat16)", choices=("float32", "float64", "bfloat16"))
+    option("lr", "learning rate of AdamW (default: 0.001)", type=_positive, default=1e-3, metavar="X")
+    option("clip", "largest norm of a gradient (default: none)", type=_positive, metavar="X")
+    option("seed", "of weights and random tokens (default: 0)", type=integer, default=0, metavar="N")
+    option("check", "compare losses and gradients with one process that trains the whole model", action="store_true")
+    option("load", "go on from the checkpoint in a folder", type=Path, metavar="DIR")
+    option("save", "write a checkpoint to a folder in the end", type=Path, metavar="DIR")
+    option("timeline", "write the last step, predicted and measured (.html), or measured (.svg, .json)", type=Path,
+           metavar="FILE")  # fmt: skip
+    option("timeout", "longest time for a step (default: 60)", type=duration_s, default=60.0, metavar="SECONDS")
+
+
+def _positive(text: str) -> float:
+    """Read a number above 0."""
+    from argparse import ArgumentTypeError
+
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1e9:
+        raise ArgumentTypeError(f"must be a number above 0, found {text[:40]!r}")
+    return value
+
+
+def run(options: Namespace) -> int:
+    """Train or rehearse, and print; return the exit status.
+
+    Raises:
+        ConfigError: what is asked for cannot be run here; PlanError: a plan that would not run, before anything has
+            started; RunError: the run ended early, or did not compute what one process computes.
+    """
+    from piper_core.program.strategy import load
+    from search.cli.timeline import check_target
+    from search.execute import device_of, enough
+
+    if options.run_timeline is not None:
+        check_target(options.run_timeline)
+    strategy = load(options.run_file)
+    architecture = _architecture(strategy)
+    device = options.run_device or device_of(strategy)
+    ranks = _ranks(strategy)
+    try:
+        few = not options.run_address and not enough(ranks, device, strategy, named=options.run_device is not None)
+        if options.run_ranks == "virtual" or (options.run_ranks == "auto" and few):
+            why = f"this machine has fewer {device} devices than its {ranks} ranks" if few else "as asked for"
+            return _rehearse(strategy, architecture, why, as_json=options.json)
+        return _train(strategy, architecture, device, options)
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "ray"):
+            raise
+        raise ConfigError(TORCH) from None
+
+
+def _architecture(strategy: Strategy) -> Architecture:
+    from piper_core.arch.huggingface import load_architecture
+
+    model = strategy.header.model
+    if model is None or model.startswith(("dense:", "moe:")):
+        raise ConfigError(f"model {model or 'none'} has no weights to train; give the header a preset or a config.json")
+    return load_architecture(model)
+
+
+def _ranks(strategy: Strategy) -> int:
+    from piper_core.directives import Place
+
+    placed = {rank for each in strategy.program.directives if isinstance(each, Place) for rank in each.devices}
+    return len(placed) or 1
+
+
+def _rehearse(strategy: Strategy, architecture: Architecture, why: str, *, as_json: bool) -> int:
+    from piper_core.runtime.rehearsal import rehearse
+
+    found = rehearse(strategy, architecture)
+    if as_json:
+        console.print_json({"mode": "rehearsal", "why": why, **found.to_data()})
+    else:
+        print(f"rehearsal ({why}; --ranks real runs it anyway)")
+        print(found)
+    return 0
+
+
+def _train(strategy: Strategy, architecture: Architecture, device: str, options: Namespace) -> int:
+    from piper_core.runtime.compare import OneProcess
+    from piper_core.runtime.optimizer import AdamW, Clip
+    from piper_core.runtime.trainer import Trainer
+
+    predicted = _predicted(strategy)
+    clip = None if options.run_clip is None else Clip(options.run_clip)
+    dtype = options.run_dtype or ("bfloat16" if device == "cuda" else "float32")
+    if options.run_check and options.run_load is not None:
+        raise ConfigError("--check compares with a run from the beginning; leave --load out")
+    with Trainer(
+        architecture, strategy, AdamW(options.run_lr), clip=clip, device="cuda" if device == "cuda" else "cpu",
+        address=options.run_address, dtype=dtype, seed=options.run_seed, timeout_s=options.run_timeout,
+    ) as trainer:  # fmt: skip
+        batches = _batches(trainer, architecture, options)
+        if options.run_load is not None:
+            trainer.load(options.run_load)
+        quiet: bool = options.json
+        _say(quiet, f"{architecture.name} on {trainer.ranks} {device} ranks, global batch {trainer.slicing.batch}, "
+                    f"sequence {trainer.seq_len}, {dtype}; started in {trainer.start_s:.1f} s")  # fmt: skip
+        check = OneProcess(trainer.source, trainer.slicing, trainer.training) if options.run_check else None
+        steps, differ = [], []
+        for turn in range(options.run_steps):
+            number, batch = trainer.steps, batches(trainer.steps)
+            loss = trainer.step(batch, "memory" if turn == 0 else "time")
+            assert trainer.last is not None, "a step has been taken"
+            steps.append(trainer.last)
+            more = ""
+            if check is not None:
+                differ.append(check.step(batch, loss, trainer.whole("gradient")))
+                more = f"  loss differs by {differ[-1].loss:.0e}, gradients by {differ[-1].gradient:.0e}"
+            what = "memory followed" if turn == 0 else f"{trainer.last.seconds:.4f} s"
+            _say(quiet, f"step {number}  loss {loss:.6f}  {what}{more}")
+        saved = trainer.save(options.run_save) if options.run_save is not None else None
+    data = _data(steps, predicted) | {
+        "check": [_plain(each) for each in differ],
+        "checkpoint": str(saved or "") or None,
+    }
+    if options.run_timeline is not None:
+        _write(options.run_timeline, steps[-1], predicted)
+    if quiet:
+        console.print_json(data)
+    else:
+        _show(data, steps, options)
+    bad = next((each for each in differ if not each.equal), None)
+    if bad is not None:
+        raise RunError(
+            f"not what one process computes: the loss differs by {bad.loss:.1e}, the gradient of {bad.name} by "
+            f"{bad.gradient:.1e} of its size; rounding explains {bad.limit:.0e}"
+        )
+    return 0
+
+
+def _predicted(strategy: Strategy) -> Prediction | None:
+    from search.predict import predict_strategy
+
+    return predict_strategy(strategy) if strategy.header.cluster is not None else None
+
+
+def _batches(trainer: Trainer, architecture: Architecture, options: Namespace) -> Batches:
+    from piper_core.runtime.data import from_file, synthetic
+
+    sequences = trainer.slicing.batch
+    if options.run_data is None:
+        return synthetic(sequences, trainer.seq_len, architecture.vocab, options.run_seed)
+    return from_file(options.run_data, sequences, trainer.seq_len, architecture.vocab)
+
+
+def _data(steps: list[Step], predicted: Prediction | None) -> dict[str, Any]:
+    """Return the JSON form of a run. The first step, in which memory is followed, is not timed."""
+    timed = [step.seconds for step in steps[1:]]
+    rows = predicted.score.peak_memory_bytes if predicted is not None else ()
+    return {
+        "mode": "real",
+        "ranks": len(steps[0].ranks),
+        "losses": [step.loss for step in steps],
+        "step_time_s": median(timed) if timed else None,
+        "step_times_s": timed,
+        "predicted_step_time_s": None if predicted is None else predicted.score.step_time_s,
+        "peak_memory_bytes": [each.peak_bytes for each in steps[0].ranks],
+        "kept_memory_bytes": [each.kept_bytes for each in steps[0].ranks],
+        "peak_by_action": [each.peak_by_action for each in steps[0].ranks],
+        "predicted_memory_bytes_by_row": list(rows),
+        "timeline": None if steps[-1].timeline is None else steps[-1].timeline.to_data(),
+    }
+
+
+def _show(data: dict[str, Any], steps: list[Step], options: Namespace) -> None:
+    found, wanted = data["step_time_s"], data["predicted_step_time_s"]
+    if found is not None:
+        times = data["step_times_s"]
+        beside = f"; predicted {wanted:.4g} s, measured / predicted {found / wanted:.2f}" if wanted else ""
+        print(f"step time {found:.4g} s (median of {len(times)}, {min(times):.4g} to {max(times):.4g}){beside}")
+    worst = max(steps[0].ranks, key=lambda each: each.peak_bytes)
+    at = max(worst.peak_by_action, key=lambda text: worst.peak_by_action[text], default="")
+    print(f"peak of tensors {worst.peak_bytes / 2**20:,.1f} MiB, rank {worst.rank} at {at}")
+    if data["check"]:
+        print(f"checked: {len(data['check'])} steps equal those of one process")
+    if steps[-1].timeline is not None:
+        print(steps[-1].timeline.picture())
+    if data["checkpoint"]:
+        print(f"saved: {data['checkpoint']}")
+    if options.run_timeline is not None:
+        print(f"written: {options.run_timeline}")
+
+
+def _plain(each: Any) -> dict[str, Any]:
+    return {"loss": each.loss, "gradient": each.gradient, "parameter": each.name, "limit": each.limit}
+
+
+def _say(quiet: bool, text: str) -> None:
+    if not quiet:
+        print(text, flush=True)
+
+
+def _write(path: Path, step: Step, predicted: Prediction | None) -> None:
+    """Write the measured timeline, on a page the predicted one above it."""
+    import json
+
+    from piper_core.program.write import replace_file
+    from search.report.perfetto import perfetto
+    from search.report.timeline_svg import timeline_svg
+
+    if step.timeline is None:
+        raise ConfigError("--timeline needs two steps or more: in the first, memory is followed")
+    if path.suffix == ".json":
+        replace_file(path, json.dumps(perfetto(step.timeline, label="row")))
+        return
+    picture = timeline_svg(step.timeline, title=f"measured: {step.seconds:.4g} s a step", period_s=step.seconds)
+    if path.suffix == ".html":
+        before = ""
+        if predicted is not None:
+            period = predicted.score.step_time_s
+            before = timeline_svg(
+                predicted.simulation.timeline(), title=f"predicted: {period:.4g} s a step", period_s=period
+            )
+        picture = (
+            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>predicted, measured</title></head>\n'
+            f"<body><div>{before}</div>\n<div>{picture}</div></body></html>\n"
+        )
+    replace_file(path, picture)
