@@ -92,7 +92,7 @@ def parser() -> Parser:
     trace.add_argument("--kernels", choices=("eager", "fused"), default="eager",
                        help="a kernel an operation, or chains of small ones joined (default: eager)")  # fmt: skip
     trace.set_defaults(run=_trace)
-    from search.cli import diff, export, predict, refine, report
+    from search.cli import diff, export, predict, refine, report, run, validate
 
     priced = command("predict", "predict step time and memory of one strategy, and where they come from",
                      "\n\n  piper-search predict --model llama9b --gpus 32 --global-batch 512 --pp 4\n"
@@ -104,6 +104,8 @@ def parser() -> Parser:
         ("export", export, "write a strategy for another system, and say what that cannot express"),
         ("refine", refine, "improve a strategy in all that is not locked"),
         ("report", report, "write one page about what a search found"),
+        ("run", run, "train a strategy for some steps, or rehearse it where devices are too few"),
+        ("validate", validate, "predict published measurements, and say how near that comes"),
     ):
         sub = command(name, what)
         module.add_options(sub)
