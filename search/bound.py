@@ -159,27 +159,28 @@ class Bounds:
             shape.static[config.zero] = known
         return known
 
-    def memory_floor(self, config: Configuration) -> float:
+    def memory_floor(self, config: Configuration, gap: float = 0.0) -> float:
         """Return bytes that the fullest row needs at least: static state, and activations of as many microbatches as
-        its family keeps alive, each no larger than the smallest stage of the row."""
+        its family keeps alive, each no larger than the smallest stage of the row; the allocator loses ``gap`` of
+        those."""
         shape = self.shape(config)
         alive = alive_chunks(config.schedule, config.pp, config.num_microbatches, config.virtual_stages)
         rows = zip(self._static(config, shape), alive, shape.least_saved, strict=True)
-        return max(static + n * least for static, n, least in rows) + self.context_bytes
+        return max(static + (1 + gap) * n * least for static, n, least in rows) + self.context_bytes
 
-    def any_order_floor(self, config: Configuration) -> float:
+    def any_order_floor(self, config: Configuration, gap: float = 0.0) -> float:
         """Return bytes that the fullest row needs at least under any order: static state, and one microbatch at the
         smallest of its stages, which is there when its backward begins."""
         shape = self.shape(config)
         rows = zip(self._static(config, shape), shape.least_saved, strict=True)
-        return max(static + least for static, least in rows) + self.context_bytes
+        return max(static + (1 + gap) * least for static, least in rows) + self.context_bytes
 
-    def memory_of_order(self, config: Configuration, grid: Grid) -> float:
+    def memory_of_order(self, config: Configuration, grid: Grid, gap: float = 0.0) -> float:
         """Return bytes that the fullest row needs at least under the order of ``grid`` (level 2)."""
         saved = self.shape(config).saved
         worst = 0.0
         for static, slots in zip(self.static_bytes(config), grid.rows, strict=True):
-            worst = max(worst, static + peak_of(slots, saved))
+            worst = max(worst, static + (1 + gap) * peak_of(slots, saved))
         return worst + self.context_bytes
 
     # time ----------------------------------------------------------------------------------------------------------
@@ -425,7 +426,7 @@ class Bounds:
 
     # partial assignments -------------------------------------------------------------------------------------------
 
-    def partial(self, part: Configuration) -> tuple[float, float]:
+    def partial(self, part: Configuration, gap: float = 0.0) -> tuple[float, float]:
         """Return (seconds, bytes) at least of every schedule, ZeRO stage and cut at the degrees of ``part``, among the
         schedules that have overlap groups or those that have none, as its own.
 
@@ -440,12 +441,12 @@ class Bounds:
         whole, layers = self._whole(part), self._layers
         again = NOTHING if some or policy == Recompute.NONE else self._again(shard, b, policy)
         size, exchange = self._state(part), part.schedule not in OVERLAPPING
-        saved = self._saved_of_model(shard, Recompute.NONE if some else Recompute(policy), layers) * b
-        more = 0.0
+        each, more = (1 + gap) * b, 0.0
+        saved = self._saved_of_model(shard, Recompute.NONE if some else Recompute(policy), layers) * each
         if some:
             over = size + saved - part.pp * (self.capacity_bytes - self.context_bytes)
-            more = max(0.0, over) * self._seconds_a_byte(shard, b, exchange=exchange)
-            saved = self._saved_of_model(shard, Recompute.FULL, layers) * b
+            more = max(0.0, over) * self._seconds_a_byte(shard, b, gap, exchange=exchange)
+            saved = self._saved_of_model(shard, Recompute.FULL, layers) * each
         whole += again
         seconds = part.num_microbatches * (self._work(whole, part) + more) / part.pp
         return max(seconds, whole.f + whole.bi), (size + saved) / part.pp + self.context_bytes
@@ -486,11 +487,11 @@ class Bounds:
         first, each, last = self.saved(shard, policy)
         return first + _total(each, layers) + last
 
-    def _seconds_a_byte(self, shard: Shards, b: int, *, exchange: bool) -> float:
+    def _seconds_a_byte(self, shard: Shards, b: int, gap: float, *, exchange: bool) -> float:
         """Return what recomputing layers takes for each byte that it frees, of the kind that frees most for least."""
         again = self.costs.repeats(shard, b, Recompute.FULL)
         pairs = zip(self.saved(shard, Recompute.NONE)[1], self.saved(shard, Recompute.FULL)[1], strict=True)
-        freed = [(none - full) * b for none, full in pairs]
+        freed = [(none - full) * b * (1 + gap) for none, full in pairs]
         spent = [each.r + (each.r_exchange if exchange else 0.0) for each in again]
         return min((s / size for s, size in zip(spent, freed, strict=True) if size > 0), default=0.0)
 

@@ -7,10 +7,11 @@ from piper_core.schedule.grid import Grid
 from piper_core.schedule.list_problem import pipeline_problem, to_grid
 from piper_core.schedule.list_scheduler import list_schedule
 from search.bound import Bounds
+from search.cost.memory import TIGHT_GAPS
 from search.space import Configuration
 
-MARGIN = 0.07
-"""Part of a device's memory that the order leaves to what it does not see: buffers, workspace, the allocator's gap."""
+MARGIN = 0.02
+"""Part of a device's memory that the order leaves to what it does not see: buffers and workspace."""
 
 
 def list_grid(config: Configuration, bounds: Bounds) -> Grid:
@@ -21,11 +22,11 @@ def list_grid(config: Configuration, bounds: Bounds) -> Grid:
         InfeasibleError: no order keeps the memory of some row.
     """
     family, shape = FAMILIES[config.schedule], bounds.shape(config)
-    room = bounds.capacity_bytes * (1 - MARGIN) - bounds.context_bytes
+    room, lost = bounds.capacity_bytes * (1 - MARGIN) - bounds.context_bytes, 1 + TIGHT_GAPS[1]
     problem = pipeline_problem(
         config.layout, config.pp, config.virtual_stages, config.num_microbatches,
         [(s.forward(), s.input_backward(), s.weight_backward()) for s in shape.stages],
         p2p_s=shape.message_s, split_backward=family.splits_backward, hold_bytes=shape.saved,
-        limit_bytes=[room - static for static in bounds.static_bytes(config)],
+        limit_bytes=[(room - static) / lost for static in bounds.static_bytes(config)],
     )  # fmt: skip
     return to_grid(problem, list_schedule(problem))

@@ -13,6 +13,7 @@ from piper_core.schedule.compile import Compiled, compile_program
 from profiler.spec import Cluster
 from search.bound import Bounds
 from search.candidate import Score
+from search.cost.memory import USABLE
 from search.cost.roofline import RooflineCost
 from search.evaluate import evaluate
 from search.generators.recipe import program_of
@@ -57,7 +58,7 @@ class Problem:
         self.cost = RooflineCost(cluster)
         self.costs = StageCosts(self.model, self.cost)
         device = cluster.device
-        self.bounds = Bounds(self.costs, self.cost, device.context_bytes, device.memory_bytes)
+        self.bounds = Bounds(self.costs, self.cost, device.context_bytes, USABLE * device.memory_bytes)
         self.base = training_dag(self.model, global_batch=global_batch)
 
     def bucket_mib(self, config: Configuration) -> int:

@@ -16,6 +16,7 @@ from piper_core.schedule.families import FAMILIES, get_family
 from piper_core.schedule.grid import Layout
 from search.bound import OVERLAPPING, Bounds
 from search.candidate import Score
+from search.cost.memory import TIGHT_GAPS, USABLE
 from search.objective import Objective
 from search.space import SOME, USUAL, Configuration, Degrees, Fine, Space
 
@@ -34,10 +35,11 @@ class BestFirst:
     parallelism, and whether the schedule has overlap groups; then schedule and cuts; then ZeRO stage; then the order
     that the family emits. Of the numbers of layers that may be recomputed, the next is looked at after the one before.
 
-    A node whose least memory exceeds ``capacity_bytes`` is dropped with all its leaves, which are counted by
-    multiplication and never listed. Every node's bound is at most that of its leaves, so that what is taken off the
-    heap last bounds all that is left. A leaf is asked for with the first bucket, prefetch and streams that are legal;
-    its bound without those (:meth:`rest_bound`) holds for the others.
+    A node whose least memory, with what the allocator may lose on a full device, exceeds what is usable of
+    ``capacity_bytes`` is dropped with all its leaves, which are counted by multiplication and never listed. Every
+    node's bound is at most that of its leaves, so that what is taken off the heap last bounds all that is left. A leaf
+    is asked for with the first bucket, prefetch and streams that are legal; its bound without those
+    (:meth:`rest_bound`) holds for the others.
     """
 
     name = "branch and bound"
@@ -45,7 +47,7 @@ class BestFirst:
     def __init__(
         self, space: Space, bounds: Bounds, capacity_bytes: float, *, objective: Objective = "throughput"
     ) -> None:
-        self.space, self.bounds, self.capacity = space, bounds, capacity_bytes
+        self.space, self.bounds, self.capacity, self.gap = space, bounds, USABLE * capacity_bytes, TIGHT_GAPS[1]
         self.by_memory = objective == "memory"
         self.size = 0
         self.expired = False
@@ -127,12 +129,13 @@ class BestFirst:
             self.partials += 1
             first = self._groups(pp, m, overlaps)[0]
             part = Configuration(pp, tp, dp, ep, *first, 0, b, m, policy, sequence, "", cp, found.outer)
-            seconds, size = self.bounds.partial(part)
+            seconds, size = self.bounds.partial(part, self.gap)
             if size > self.capacity:
                 self.pruned[STATE if self.bounds.partial_state(part) > self.capacity else ACTIVATIONS] += leaves
                 self._near(size, part)
             else:
-                heappush(self._heap, (max(bound, size if self.by_memory else seconds), _PARTIAL, part))
+                least = self.bounds.partial(part)[1] if self.by_memory else seconds
+                heappush(self._heap, (max(bound, least), _PARTIAL, part))
 
     def _expand(self, part: Configuration, bound: float) -> None:
         """Replace a partial assignment by its leaves, bounded."""
@@ -166,7 +169,7 @@ class BestFirst:
         if first == len(leaves):
             replicas, ep, layout = leaves[0].dp * leaves[0].cp, leaves[0].ep, leaves[0].layout
             fine = sum(len(self._finer(replicas, zero, ep, layout)) for zero in zeros)
-            self._too_big(leaves[-1], bounds.memory_floor(leaves[-1]), fine * len(leaves))
+            self._too_big(leaves[-1], bounds.memory_floor(leaves[-1], self.gap), fine * len(leaves))
             any_order = self._first(leaves, bounds.any_order_floor)
             if leaves[0].pp > 1 and any_order < len(leaves):
                 self._any = min(self._any, max(bound, bounds.busy_bound(leaves[any_order])))
@@ -204,26 +207,26 @@ class BestFirst:
                 self._any = min(self._any, max(bound, bounds.time_bound(leaves[any_order])))
         if first:
             most = leaves[first - 1]
-            self._too_big(most, bounds.memory_floor(most), first * fine)
+            self._too_big(most, bounds.memory_floor(most, self.gap), first * fine)
         if first < len(leaves):
             if first + 1 < len(leaves):
                 self._more[leaves[first]] = leaves[first + 1 :]
             heappush(self._heap, (max(bound, bounds.time_bound(leaves[first])), _WHOLE, leaves[first]))
 
-    def _first(self, leaves: list[Configuration], floor: Callable[[Configuration], float]) -> int:
+    def _first(self, leaves: list[Configuration], floor: Callable[[Configuration, float], float]) -> int:
         """Return the first of some leaves, each with less to hold than the one before, whose floor leaves room."""
-        if floor(leaves[0]) <= self.capacity:
+        if floor(leaves[0], self.gap) <= self.capacity:
             return 0
-        return bisect(range(len(leaves)), False, key=lambda i: floor(leaves[i]) <= self.capacity)
+        return bisect(range(len(leaves)), False, key=lambda i: floor(leaves[i], self.gap) <= self.capacity)
 
     def _push(self, leaf: Configuration, bound: float) -> None:
         """Push a leaf by its memory."""
-        need = self.bounds.memory_floor(leaf)
+        need = self.bounds.memory_floor(leaf, self.gap)
         if need > self.capacity:
             self._too_big(leaf, need, self._fine(leaf))
         else:
             self._any = min(self._any, max(bound, self.bounds.any_order_floor(leaf)))
-            heappush(self._heap, (max(bound, need), _WHOLE, leaf))
+            heappush(self._heap, (max(bound, self.bounds.memory_floor(leaf)), _WHOLE, leaf))
 
     def _too_big(self, leaf: Configuration, need: float, count: int) -> None:
         static = max(self.bounds.static_bytes(leaf)) + self.bounds.context_bytes
@@ -238,13 +241,13 @@ class BestFirst:
             self._drop(config, NEEDLESS)
             return
         grid = get_family(config.schedule).grid(config.pp, config.num_microbatches, config.virtual_stages)
-        need = self.bounds.memory_of_order(config, grid)
+        need = self.bounds.memory_of_order(config, grid, self.gap)
         if need > self.capacity:
             self.pruned[ORDER] += self._fine(config)
             self._near(need, config)
             self._go_on(config, bound)
         else:
-            more = need if self.by_memory else self.bounds.replay(config)
+            more = self.bounds.memory_of_order(config, grid) if self.by_memory else self.bounds.replay(config)
             heappush(self._heap, (max(bound, more), _REPLAYED, config))
 
     def _go_on(self, config: Configuration, bound: float) -> None:

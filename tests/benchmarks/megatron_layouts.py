@@ -27,6 +27,7 @@ STYLES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("DeepSpeed ZeRO-2", ("pp=1", "tp=1", "ep=1", "zero=2", "b=1,2,4")),
     ("DualPipe, ZeRO-1, EP8", ("pp=2,4,8", "tp=1", "ep=1,8", "schedule=dualpipe", "zero=1", "b=1,2,4")),
 )
+USUAL = ("recompute=none,full", "cp=1", "outer=pp", "bucket=1", "prefetch=1", "streams=own")
 """Recompute none or full in all; sequence parallelism wherever there is TP; the distributed optimizer (ZeRO-1) wherever
 there is data parallelism; layers cut evenly."""
 
@@ -71,7 +72,7 @@ def compare(run: Run) -> bool:
     print(f"  {'style':30}{'layouts':>8}{'simulated':>10}{'step s':>9}{'slower by':>11}  best layout that fits")
     good = True
     for name, fix in STYLES:
-        style = parse_fix(fix)
+        style = parse_fix([*fix, *USUAL])
         if any(not set(style.get(axis, values)) & set(values) for axis, values in held.items()):
             continue
         space = Space(architecture, GPUS, cluster.gpus_per_node, GLOBAL_BATCH, SEQ_LEN, style | held)
