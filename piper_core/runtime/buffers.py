@@ -150,9 +150,13 @@ Taken = tuple[Tensor, dict[str, Tensor]]
 """A flat tensor, and the parameters' places in it by placeholder."""
 
 
+KEEP_FREE = 1
+"""Flat tensors that an arena keeps though nobody uses them: making a new one costs less than what it would hold."""
+
+
 class Arena:
     """Flat tensors that come and go, whole parameters of ZeRO-3 and gradients of one microbatch. Each serves any bucket
-    that fits, so there are as many as are ever in use together."""
+    that fits, so there are hardly more than are in use together."""
 
     def __init__(self) -> None:
         self._free: list[Tensor] = []
@@ -188,8 +192,10 @@ class Arena:
         return flat, self._views[key]
 
     def give(self, flat: Tensor) -> None:
-        """Take one back."""
+        """Take one back; of those that nobody uses few are kept."""
         self._free.append(self._whole[flat.data_ptr()])
+        while len(self._free) > KEEP_FREE:
+            self._forget(self._free.pop(0))
 
     def _drop(self, whole: Tensor) -> None:
         self._free = [each for each in self._free if each is not whole]

@@ -80,6 +80,8 @@ class Sync:
 
     def gather_each(self, bucket: Bucket, group: Group, microbatch: int, way: str) -> Finish:
         """Gather a bucket for one microbatch's forward (``way`` F) or backward (B)."""
+        while len(self._reducing) >= (1 if way == "F" else IN_FLIGHT):  # what an earlier backward left, by now over
+            self._reducing.popleft().finish()
         taken = [(run, *self.arena.take(run)) for run in bucket.runs]
         works = [self.communicator.all_gather(flat, run.part, group) for run, flat, _ in taken]
         self._gathered.setdefault((bucket.index, microbatch), deque()).append((way, taken))
