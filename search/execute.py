@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from math import inf, log, sqrt
 from statistics import mean, median, stdev
 from typing import TYPE_CHECKING, Any, Literal
@@ -70,7 +70,25 @@ class Execution:
     rehearsal: Rehearsal | None = None
     reason: str = ""
     ranks: int = 0
-    steps: tuple[int, ...] = field(default=())
+
+    def order(self, candidates: int) -> list[int]:
+        """Return the candidates with the winner first, the others as they were."""
+        return [self.winner, *(i for i in range(candidates) if i != self.winner)]
+
+    def reordered(self, order: Sequence[int]) -> Execution:
+        """Return the same with candidates counted in a new order."""
+        place = {old: new for new, old in enumerate(order)}
+        measured = [replace(each, candidate=place[each.candidate]) for each in self.measured]
+        return replace(
+            self, measured=tuple(sorted(measured, key=lambda each: each.candidate)), winner=place[self.winner]
+        )
+
+    def header(self) -> dict[str, Any]:
+        """Return what the header of the winner's strategy file says of it."""
+        if self.rehearsal is not None:
+            return {"mode": "rehearsal", "of": self.rehearsal.of, "largest_difference": self.rehearsal.error}
+        mine = next((each for each in self.measured if each.candidate == self.winner), None)
+        return {"mode": "real", **mine.to_data()} if mine is not None else {"failed": self.reason}
 
     def to_data(self) -> dict[str, Any]:
         """Return the record for JSON."""
@@ -98,15 +116,18 @@ class Execution:
             low, high = min(each.rounds_s), max(each.rounds_s)
             made.append(
                 f"  {each.candidate + 1}  measured {each.step_time_s:.4g} s a step ({low:.4g} to {high:.4g}), "
-                f"predicted {wanted:.4g} s, ratio {each.step_time_s / wanted:.2f}, peak {each.peak_bytes / 2**20:,.1f} MiB"
+                f"predicted {wanted:.4g} s, measured / predicted {each.step_time_s / wanted:.2f}, "
+                f"peak {each.peak_bytes / 2**20:,.1f} MiB"
             )
         ran = [each for each in self.measured if not each.reason]
         if not ran:
             made.append("none of them ran; the prediction's winner stands")
         elif self.decided:
-            made.append(f"winner by measurement: {self.winner + 1}")
+            made.append(f"winner by measurement, by more than noise: {self.winner + 1}")
         elif len(ran) > 1:
-            made.append(f"differences within noise: {self.winner + 1} stands, as predicted")
+            made.append(
+                f"differences are within noise: of the quickest, {self.winner + 1} was predicted to be the best"
+            )
         else:
             made.append(f"only {self.winner + 1} ran")
         return made

@@ -12,6 +12,8 @@ from search.objective import OBJECTIVES
 
 EXAMPLE = "piper-search --model llama9b --gpus 32"
 DEFAULTS: dict[str, Any] = {"cluster": "p4de", "global_batch": 512, "seq_len": 4096, "top": 10, "seed": 0}
+CPU_DEFAULTS = {"global_batch": 16, "seq_len": 128}
+"""What processes of one host can train in a moment."""
 """What the search takes where an option is not given. The parser leaves it None, so that one given before another
 command can be told, and refused."""
 
@@ -45,6 +47,9 @@ def parser() -> Parser:
     option("--top", type=at_least_one, metavar="N", help="strategies to print (default: 10)")
     option("--out", type=Path, metavar="DIR", help="folder for what is found (default: piper-search-out)")
     option("--resume", type=Path, metavar="DIR", help="go on with the search that a killed run left in a folder")
+    option("--execute", type=executed, metavar="K",
+           help="run the K best on this machine's devices and let measurement pick the winner; with too few devices, "
+                "rehearse the winner (default: 0, nothing)")  # fmt: skip
     option("--workers", type=at_least_one, metavar="N", help="processes that evaluate (default: one a core)")
     option("--seed", type=integer, metavar="N", help="same seed, same answer (default: 0)")
     option(
@@ -92,7 +97,7 @@ def parser() -> Parser:
     trace.add_argument("--kernels", choices=("eager", "fused"), default="eager",
                        help="a kernel an operation, or chains of small ones joined (default: eager)")  # fmt: skip
     trace.set_defaults(run=_trace)
-    from search.cli import diff, export, predict, refine, report, run, validate
+    from search.cli import diff, export, history, predict, refine, report, run, validate
 
     priced = command("predict", "predict step time and memory of one strategy, and where they come from",
                      "\n\n  piper-search predict --model llama9b --gpus 32 --global-batch 512 --pp 4\n"
@@ -102,6 +107,7 @@ def parser() -> Parser:
     for name, module, what in (
         ("diff", diff, "say what differs between two strategies, and what that costs"),
         ("export", export, "write a strategy for another system, and say what that cannot express"),
+        ("history", history, "show measured steps beside what was predicted of them"),
         ("refine", refine, "improve a strategy in all that is not locked"),
         ("report", report, "write one page about what a search found"),
         ("run", run, "train a strategy for some steps, or rehearse it where devices are too few"),
@@ -114,6 +120,11 @@ def parser() -> Parser:
     text = "list the clusters; piper-profile clusters says where each number comes from"
     command("clusters", text).set_defaults(run=_clusters)
     return made
+
+
+def executed(text: str) -> int:
+    """Read how many candidates to execute, 0 for none."""
+    return 0 if text == "0" else at_least_one(text)
 
 
 class _Commands(_SubParsersAction):  # type: ignore[type-arg]  # generic in its stub alone
@@ -129,7 +140,7 @@ class _Commands(_SubParsersAction):  # type: ignore[type-arg]  # generic in its 
 
 SEARCH_OPTIONS = (
     "model", "gpus", "fix", "forbid", "explain", "objective", "max_memory", "out", "resume", "workers", "budget",
-    *DEFAULTS,
+    "execute", *DEFAULTS,
 )  # fmt: skip
 
 
@@ -152,11 +163,13 @@ def _search(options: Namespace) -> int:
     given = {
         name: default if (value := getattr(options, name)) is None else value for name, default in DEFAULTS.items()
     }
+    if given["cluster"] == "cpu":
+        given |= {name: value for name, value in CPU_DEFAULTS.items() if getattr(options, name) is None}
     return run_search(
         model=options.model, gpus=options.gpus, fix=options.fix or [], forbid=options.forbid or [], json=options.json,
         out=options.out, resume=options.resume, budget=options.budget, max_memory_gib=options.max_memory,
         objective=options.objective or "throughput", workers=options.workers,
-        explain=options.explain or [], **given,
+        explain=options.explain or [], execute=options.execute or 0, **given,
     )  # fmt: skip
 
 

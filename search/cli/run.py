@@ -35,7 +35,11 @@ def add_options(parser: Parser) -> None:
     option("device", "default: the kind of the strategy's cluster", choices=("cpu", "cuda"))
     option("address", "a Ray cluster that runs (host:port, or auto); default: processes of this machine", metavar="RAY")
     option("data", "tokens to train on, .npy or .bin (default: random ones)", type=Path, metavar="FILE")
-    option("dtype", "of weights (default: float32, on cuda bfloat16)", choices=("float32", "float64", "bfloat16"))
+    option(
+        "dtype",
+        "of weights (default: float32, on cuda bfloat16, with --check float64)",
+        choices=("float32", "float64", "bfloat16"),
+    )
     option("lr", "learning rate of AdamW (default: 0.001)", type=_positive, default=1e-3, metavar="X")
     option("clip", "largest norm of a gradient (default: none)", type=_positive, metavar="X")
     option("seed", "of weights and random tokens (default: 0)", type=integer, default=0, metavar="N")
@@ -124,7 +128,8 @@ def _train(strategy: Strategy, architecture: Architecture, device: str, options:
 
     predicted = _predicted(strategy)
     clip = None if options.run_clip is None else Clip(options.run_clip)
-    dtype = options.run_dtype or ("bfloat16" if device == "cuda" else "float32")
+    usual = "float64" if options.run_check else "bfloat16" if device == "cuda" else "float32"
+    dtype = options.run_dtype or usual
     if options.run_check and options.run_load is not None:
         raise ConfigError("--check compares with a run from the beginning; leave --load out")
     with Trainer(

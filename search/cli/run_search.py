@@ -30,6 +30,7 @@ from search.space import Space, parse_fix
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from search.execute import Execution
     from search.generators.base import Generator
 
 DEFAULT_OUT = Path("piper-search-out")
@@ -55,6 +56,7 @@ def run_search(
     objective: Objective = "throughput",
     workers: int | None = None,
     explain: Sequence[str] = (),
+    execute: int = 0,
 ) -> int:
     """Search, print the best strategies, and write ``best.strategy.yaml``; return the exit status: 0, and after Ctrl-C
     too where something that fits has been found (the table says "interrupted"); else Ctrl-C ends the command with 130.
@@ -103,21 +105,43 @@ def run_search(
 
         error.context = conflicts(problem, space)
         raise
+    execution = _execute(problem, result, execute, cluster, hidden=json) if execute else None
     data = to_data(result, seed)
+    if execution is not None:
+        data |= {"execution": execution.to_data()}
+        for each in execution.measured:
+            data["candidates"][each.candidate]["measured"] = each.to_data()
     data["best"]["strategy_file"] = data["candidates"][0]["strategy_file"] = str(target / BEST)
     more = {"search": searched, "headline": headline(result), "axes": space.axes()}
-    names = write_folder(target, strategy_of(problem, result.best, cluster), data | more)
+    best = strategy_of(problem, result.best, cluster)
+    if execution is not None:
+        best = replace(best, header=replace(best.header, measured=execution.header()))
+    names = write_folder(target, best, data | more)
     if json:
         data["candidates"] = data["candidates"][:top]
         data["pareto"] = [rank for rank in data["pareto"] if rank < top]
         console.print_json(data)
     else:
         _print(problem, result, space, top, target, names)
+        if execution is not None:
+            print("\n".join(execution.lines([each.score.step_time_s for each in result.candidates])))
     for choice in explain:
         from search.conflict import why_not
 
         print(why_not(problem, space, choice, result.best.score), file=sys.stderr if json else sys.stdout)
     return 0
+
+
+def _execute(problem: Problem, result: Result, k: int, cluster: str, *, hidden: bool) -> Execution:
+    """Execute the best candidates; where a later one wins by measurement, it becomes the first."""
+    from search.execute import execute
+
+    say = (lambda text: None) if hidden or console.plain(sys.stderr) else (lambda text: print(text, file=sys.stderr))
+    strategies = [strategy_of(problem, each, cluster) for each in result.candidates[:k]]
+    execution = execute(strategies, problem.architecture, k, say=say)
+    order = execution.order(len(result.candidates))
+    result.candidates[:] = [result.candidates[i] for i in order]
+    return execution.reordered(order)
 
 
 def strategy_of(problem: Problem, candidate: Candidate, cluster: str) -> Strategy:
