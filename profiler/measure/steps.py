@@ -26,8 +26,8 @@ from profiler.measure.processes import on_processes
 from profiler.measure.quiet import before_others, waited_s
 from profiler.measure.transfers import DISTURBED
 
-STEPS = 2
-"""Steps of a burst, one right after the other: what is measured is the time from one to the next."""
+STEPS = 1
+"""Steps of a burst, one right after the other, between two meetings of all ranks."""
 WARM_UP = 2
 
 

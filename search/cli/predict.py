@@ -12,6 +12,7 @@ from profiler.console import Parser, at_least_one, integer
 
 if TYPE_CHECKING:
     from search.predict import Prediction
+    from search.profiled import Profiled
     from search.request import Kernels
 
 KERNELS = ("attention", "norm", "dtype")
@@ -57,6 +58,8 @@ def add_options(parser: Parser) -> None:
            metavar="N")  # fmt: skip
     option("table", "predict each row of a CSV of runs, with the columns of published tables", type=Path, metavar="CSV")
     option("out", "with --table: the CSV to write", type=Path, metavar="CSV")
+    option("profile", "price with what was measured: a file of piper-profile (default: on cluster cpu the store's own "
+           "of this model and machine; none: nothing measured)", type=Path, metavar="FILE")  # fmt: skip
     option("timeline", "write a picture (.html, .svg) or a Perfetto trace (.json) of the step", type=Path,
            metavar="FILE")  # fmt: skip
 
@@ -71,19 +74,47 @@ def run(options: Namespace) -> int:
     if target is not None:
         check_target(target)
     found = _from_file(options) if options.of_file is not None else _from_flags(options)
+    measured = _profiled(options, found)
+    if measured is not None:
+        found = measured.found
     if target is not None:
         write_timeline(found, target)
     if options.json:
         from search.report.breakdown import critical_path
 
-        console.print_json(found.to_data() | {"critical_path": critical_path(found.simulation)})
+        more = {} if measured is None else {"profile": measured.to_data()}
+        console.print_json(found.to_data() | {"critical_path": critical_path(found.simulation)} | more)
         return 0
     from search.report.breakdown import show_prediction
 
     print(show_prediction(found, capacity_bytes=found.memory.capacity))
+    if measured is not None:
+        print("\n" + "\n".join(measured.lines()))
     if target is not None:
         print(f"written: {target}")
     return 0
+
+
+def _profiled(options: Namespace, found: Prediction) -> Profiled | None:
+    """Return the prediction by the profile that was named, or by the store's own; None where there is neither."""
+    header, path = found.strategy.header, options.of_profile
+    if path is not None and str(path) == "none":
+        return None
+    if header.model is None or header.model.startswith(("dense:", "moe:")):
+        if path is not None:
+            raise ConfigError("--profile: a synthetic model cannot have been measured; leave it out")
+        return None
+    from piper_core.arch.huggingface import load_architecture
+    from profiler.spec import load_cluster
+    from profiler.store import load
+    from search.profiled import by_profile, local_profile
+
+    architecture = load_architecture(options.of_model or header.model)
+    cluster = load_cluster(options.of_cluster or header.cluster or "p4de")
+    path = path or local_profile(architecture, cluster)
+    if path is None:
+        return None
+    return by_profile(found, load(path), architecture, cluster, where=f"--profile {path}")
 
 
 def _table(options: Namespace) -> int:

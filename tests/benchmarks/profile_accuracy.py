@@ -1,0 +1,162 @@
+"""Predictions by a profile against measured steps on this machine's cores: the whole loop, from profile to winner.
+
+Takes a profile of each tiny model, predicts strategies on one and two ranks, runs them all by the runtime on gloo
+processes, turn about, and says how far off predictions are: as they come, recalibrated by five runs, beside the
+machine's own noise. ``PIPER_PRIORITY=1`` lets runs come before other programs (needs root): for a busy machine.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from statistics import mean, median
+from tempfile import mkdtemp
+from time import perf_counter
+from typing import Any
+
+SEQ, ROUNDS, LEARN = 128, 11, 5
+LIMITS = {"before": 0.10, "after": 0.05, "tau": 0.8, "winner": 0.05}
+"""Limits of the mean absolute error before and after recalibration, Kendall's tau, and the winner's loss."""
+FAMILIES = ("gpipe", "1f1b", "zb_h1", "zb_h2", "interleaved_1f1b", "zbv", "v_half", "v_min", "dualpipev", "dualpipe")
+STRATEGIES: dict[str, list[dict[str, Any]]] = {
+    "tiny-llama": [
+        {"pp": 1}, {"pp": 1, "micro_batch": 2, "num_microbatches": 2}, {"pp": 1, "recompute": "full"},
+        {"pp": 1, "recompute": "selective"},
+        *({"pp": 2, "schedule": name} for name in FAMILIES),
+        {"pp": 2, "micro_batch": 2, "num_microbatches": 2}, {"pp": 2, "recompute": "full"},
+        *({"dp": 2, "zero": zero, "num_microbatches": 2} for zero in range(4)),
+        {"tp": 2}, {"tp": 2, "sequence_parallel": True}, {"tp": 2, "micro_batch": 2, "num_microbatches": 2},
+    ],
+    "tiny-moe": [
+        {"pp": 1}, {"pp": 1, "micro_batch": 2, "num_microbatches": 2},
+        *({"pp": 2, "schedule": name} for name in ("1f1b", "zbv", "dualpipev")),
+        *({"dp": 2, "zero": zero, "num_microbatches": 2} for zero in (0, 1, 3)),
+        {"dp": 2, "ep": 2, "num_microbatches": 2}, {"dp": 2, "ep": 2, "zero": 1, "num_microbatches": 2},
+        {"tp": 2},
+    ],
+}  # fmt: skip
+"""Degrees of each strategy; each step trains four sequences."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One strategy: predicted with its ends, recalibrated with its interval, measured with its noise."""
+
+    name: str
+    predicted_s: float
+    low_s: float
+    high_s: float
+    measured_s: float
+    noise: float
+    disturbed: int
+    run: Any
+
+
+def main() -> int:
+    """Print the table; return 1 when a limit is broken."""
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    priority = bool(os.environ.get("PIPER_PRIORITY"))
+    store = Path(os.environ.get("PIPER_PROFILES") or mkdtemp(prefix="piper-profiles-"))
+    kept = True
+    for model, chosen in STRATEGIES.items():
+        rows, profile = measured(model, chosen, store, priority)
+        kept &= report(model, rows, profile)
+    return 0 if kept else 1
+
+
+def measured(model: str, chosen: list[dict[str, Any]], store: Path, priority: bool) -> tuple[list[Row], Any]:
+    """Take a profile, predict, run."""
+    from piper_core.arch.presets import preset
+    from profiler.cli import main as profile_main
+    from profiler.measure.steps import Trial, measure_steps
+    from profiler.record import Sample
+    from profiler.spec import load_cluster
+    from profiler.store import load, profiles
+    from search.predict import predict
+    from search.profiled import by_profile, run_of
+    from search.request import Request
+
+    architecture, cluster = preset(model), load_cluster("cpu")
+    began = perf_counter()
+    options = ["--model", model, "--seq-len", str(SEQ), "--ranks", "2", "--micro-batch", "1,2", "--budget", "60s"]
+    status = profile_main([*options, "--store", str(store), *(["--priority"] if priority else [])])
+    if status:
+        sys.exit(status)
+    took = perf_counter() - began
+    (path,) = [each for each in profiles(store) if each.name.startswith(model)]
+    profile = load(path)
+    found, trials = [], []
+    for options_ in chosen:
+        given = {"micro_batch": 1, "num_microbatches": 4, **options_}
+        guess = predict(Request(architecture, cluster, seq_len=SEQ, **given))
+        found.append(by_profile(guess, profile, architecture, cluster))
+        trials.append(Trial(named(options_), guess.compiled, given["micro_batch"], SEQ))
+    print(f"{model}: profile in {took:.0f} s, {len(trials)} strategies", flush=True)
+    rows = []
+    for trial, each, bursts in zip(
+        trials, found, measure_steps(architecture, trials, ROUNDS, priority=priority), strict=True
+    ):
+        quiet = [b.seconds for b in bursts if not b.disturbed]
+        times = quiet if len(quiet) >= 5 else [b.seconds for b in bursts]
+        sample = Sample(tuple(times), len(bursts) - len(times))
+        score = each.found.score
+        rows.append(
+            Row(
+                trial.name, score.step_time_s, each.low_s, each.high_s, sample.median_s, sample.spread,
+                sum(b.disturbed for b in bursts), run_of(trial.name, trial.name, "now", sample, score),
+            )
+        )  # fmt: skip
+    return rows, profile
+
+
+def named(options: dict[str, Any]) -> str:
+    """Return a strategy's short text."""
+    words = {"num_microbatches": "m", "micro_batch": "b", "sequence_parallel": "sp", "schedule": "", "recompute": ""}
+    return " ".join(f"{words.get(k, k)}{v if v is not True else ''}" for k, v in options.items())
+
+
+def report(model: str, rows: list[Row], profile: Any) -> bool:
+    """Print one model's table; return whether it kept the limits."""
+    from profiler.residual import Residual
+
+    learnt = Residual.of([rows[i].run for i in spread_out(rows)])
+    print(f"{'strategy':32}{'measured':>10}{'noise':>7}{'predicted':>11}{'low':>8}{'high':>8}{'error':>8}"
+          f"{'after':>9}{'90 % interval':>18}{'error':>8}")  # fmt: skip
+    before, after, inside = [], [], 0
+    for i, row in enumerate(rows):
+        seconds, low, high = learnt.apply(row.predicted_s, row.run.features)
+        first, second = row.predicted_s / row.measured_s - 1, seconds / row.measured_s - 1
+        before.append(first)
+        if i not in spread_out(rows):
+            after.append(second)
+            inside += low <= row.measured_s <= high
+        print(f"{row.name:32}{row.measured_s * 1e3:10.2f}{row.noise:7.1%}{row.predicted_s * 1e3:11.2f}"
+              f"{row.low_s * 1e3:8.2f}{row.high_s * 1e3:8.2f}{first:8.1%}{seconds * 1e3:9.2f}"
+              f"{low * 1e3:9.2f}{high * 1e3:9.2f}{second:8.1%}{' *' if i in spread_out(rows) else ''}")  # fmt: skip
+    tau = kendall(rows)
+    best = min(row.measured_s for row in rows)
+    loss = min(rows, key=lambda row: row.predicted_s).measured_s / best - 1
+    figures = {
+        "before": mean(map(abs, before)), "after": mean(map(abs, after)), "tau": tau, "winner": loss,
+    }  # fmt: skip
+    print(f"{model}: mean error {figures['before']:.1%} as predicted, {figures['after']:.1%} after {LEARN} runs (*), "
+          f"{inside} of {len(after)} others inside their 90 % intervals; Kendall tau {tau:.2f}; the predicted "
+          f"winner is {loss:.1%} from the best measured; noise of steps (quartiles) {median(r.noise for r in rows):.1%}; "
+          f"{sum(r.disturbed for r in rows)} of {len(rows) * ROUNDS} bursts disturbed")  # fmt: skip
+    kept = figures["tau"] >= LIMITS["tau"] and all(figures[n] <= LIMITS[n] for n in ("before", "after", "winner"))
+    print(f"limits: {LIMITS}: {'kept' if kept else 'BROKEN'}\n", flush=True)
+    return kept
+
+
+def spread_out(rows: list[Row]) -> list[int]:
+    """Return the strategies to learn from: evenly spread in the order they are listed in."""
+    return [round(i * (len(rows) - 1) / (LEARN - 1)) for i in range(LEARN)]
+
+
+def kendall(rows: list[Row]) -> float:
+    """Return Kendall's tau of predicted and measured, ties aside."""
+    signs = [(a.predicted_s - b.predicted_s) * (a.measured_s - b.measured_s) for a, b in combinations(rows, 2)]
+    return mean([(s > 0) - (s < 0) for s in signs])
