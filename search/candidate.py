@@ -33,6 +33,16 @@ class Score:
     memory: tuple[dict[str, float], ...] = field(default=())
 
     @property
+    def verdict(self) -> str:
+        """Whether it fits, in words: a full device loses more to the allocator than the peak counts."""
+        if self.fits == "close":
+            return "too close to call"
+        if self.fits == "yes":
+            return "fits"
+        lost = " once the allocator of a full device has lost its part" if self.margin_bytes > 0 else ""
+        return f"DOES NOT FIT{lost}"
+
+    @property
     def worst_row_bytes(self) -> float:
         """Peak of the row that needs most."""
         return max(self.peak_memory_bytes, default=0.0)

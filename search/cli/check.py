@@ -157,14 +157,13 @@ def _priced(strategy: Strategy, compiled: Compiled, cluster: Cluster, wanted: Wa
 
 def price_lines(score: Score, cluster: Cluster) -> list[str]:
     """Say a price in two lines."""
-    verdict = {"yes": "fits", "no": "DOES NOT FIT", "close": "too close to call"}[score.fits]
     peaks = score.peak_memory_bytes
     row = max(range(len(peaks)), key=lambda r: (peaks[r], -r))
     return [
         f"predicted on {cluster.name}: {score.step_time_s:.4g} s a step, {score.tokens_per_s_per_gpu:,.0f} "
         f"tokens/s/GPU, {score.mfu:.1%} MFU, bubble {score.bubble_ratio:.1%}",
         f"memory: {peaks[row] / GIB:.1f} of {cluster.device.memory_bytes / GIB:.1f} GiB on row {row}, the fullest: "
-        f"{verdict}",
+        f"{score.verdict}",
     ]
 
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 BAR = 24
-_VERDICT = {"yes": "fits", "no": "DOES NOT FIT", "close": "too close to call"}
 
 
 def show_prediction(found: Prediction, *, capacity_bytes: float) -> str:
@@ -34,7 +33,7 @@ def show_prediction(found: Prediction, *, capacity_bytes: float) -> str:
     lines += [_bars(score.memory[worst], score.worst_row_bytes, _gib)]
     peaks = _some([_gib(size) for size in score.peak_memory_bytes])
     lines.append(
-        f"{_VERDICT[score.fits]}: {_gib(score.worst_row_bytes)} of {_gib(capacity_bytes)} GiB, "
+        f"{score.verdict}: {_gib(score.worst_row_bytes)} of {_gib(capacity_bytes)} GiB, "
         f"{_gib(score.margin_bytes)} free; rows: {peaks}"
     )
     lines += ["", *critical_path_lines(found.simulation)]
