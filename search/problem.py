@@ -23,7 +23,6 @@ from search.rounds import extended, rounds
 from search.space import Configuration
 from search.stage_costs import StageCosts
 
-
 LONG = 20_000
 """Chunks times microbatches from which a step is scored by shorter ones: the same within 0.1 % (1e-9 below ZeRO-2)."""
 
@@ -82,7 +81,7 @@ class Problem:
         return compile_program(program, self.base, mesh)
 
     def score(self, config: Configuration) -> Score:
-        """Build, verify and simulate a configuration; a long one of a large model by two that have fewer microbatches."""
+        """Build, verify and simulate a configuration; a long one of a large model by two with fewer microbatches."""
         long = config.order == "family" and config.num_microbatches * len(self.model.chunks) >= LONG
         shorter = rounds(config) if long else None
         if shorter is None:
