@@ -61,9 +61,7 @@ class Shape:
 class Bounds:
     """Bounds of all configurations of one model on one cluster, of those that need at most ``capacity_bytes``."""
 
-    def __init__(
-        self, costs: StageCosts, cost: CostModel, context_bytes: float, capacity_bytes: float = inf
-    ) -> None:
+    def __init__(self, costs: StageCosts, cost: CostModel, context_bytes: float, capacity_bytes: float = inf) -> None:
         self.costs, self.cost = costs, cost
         self.context_bytes, self.capacity_bytes = context_bytes, capacity_bytes
         (self._layers,) = costs.composition((costs.model.layers,))

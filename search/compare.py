@@ -34,8 +34,9 @@ class Price:
 
     @staticmethod
     def of_header(predicted: Mapping[str, Any]) -> Price | None:
-        """Return the price in a header's ``predicted``; None where it has none, or what a person wrote there is none."""
-        step, peaks = predicted.get("step_time_s"), predicted.get("peak_memory_bytes")
+        """Return the price in a header's ``predicted``; None where it has none, or what a person wrote is none."""
+        step: Any = predicted.get("step_time_s")
+        peaks: Any = predicted.get("peak_memory_bytes")
         if not _number(step) or not isinstance(peaks, Sequence) or not peaks or not all(map(_number, peaks)):
             return None
         row = max(range(len(peaks)), key=lambda r: (peaks[r], -r))
