@@ -129,4 +129,3 @@ def why_not(problem: Problem, space: Space, choice: str, best: Score) -> str:
         f"{choice} lost: the best with it, {other.config}, takes {other.score.step_time_s:.3f} s a step, "
         f"{slower / best.step_time_s:.1%} more: {parts}"
     )
-

@@ -98,13 +98,9 @@ def _rows(program: Program) -> dict[int, tuple[str, ...]]:
     return found
 
 
-def _places(
-    old: tuple[str, ...], new: tuple[str, ...]
-) -> tuple[tuple[int, tuple[str, ...], tuple[str, ...]], ...]:
+def _places(old: tuple[str, ...], new: tuple[str, ...]) -> tuple[tuple[int, tuple[str, ...], tuple[str, ...]], ...]:
     matcher = SequenceMatcher(None, old, new, autojunk=False)
-    return tuple(
-        (a, old[a:b], new[c:d]) for tag, a, b, c, d in matcher.get_opcodes() if tag != "equal"
-    )
+    return tuple((a, old[a:b], new[c:d]) for tag, a, b, c, d in matcher.get_opcodes() if tag != "equal")
 
 
 def _some(words: tuple[str, ...]) -> str:

@@ -186,9 +186,7 @@ class BestFirst:
             fine = self._finer(node.dp * node.cp, zero, node.ep, node.layout)
             if fine:
                 bucket, prefetch, streams = fine[0]
-                same = [
-                    replace(leaf, zero=zero, bucket=bucket, prefetch=prefetch, streams=streams) for leaf in leaves
-                ]
+                same = [replace(leaf, zero=zero, bucket=bucket, prefetch=prefetch, streams=streams) for leaf in leaves]
                 self._next(same, len(fine), bound)
 
     def _next(self, leaves: list[Configuration], fine: int, bound: float) -> None:

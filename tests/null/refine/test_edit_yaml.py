@@ -99,7 +99,9 @@ def test_comments_inside_what_must_be_rewritten(text: str) -> None:
         edit_yaml(text, new)
 
 
-SCALARS = st.one_of(st.integers(-9, 10**6), st.booleans(), st.sampled_from(["full", "0F0 0B0", "a: b", "# no", "", "7"]))
+SCALARS = st.one_of(
+    st.integers(-9, 10**6), st.booleans(), st.sampled_from(["full", "0F0 0B0", "a: b", "# no", "", "7"])
+)
 
 
 @settings(max_examples=60)
