@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -21,8 +22,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -100,6 +102,11 @@ class _Save(DefaultSavePlanner):
 
 
 class _Load(DefaultLoadPlanner):
+    def set_up_planner(self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
+        """Take the state as it is; the default makes copies of what is no tensor."""
+        self.state_dict = self.original_state_dict = state_dict
+        self.metadata, self.is_coordinator, self.mappings = metadata, is_coordinator, {}
+
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:
         found: Boxes = self.state_dict[index.fqn]
         return found.part(index)
@@ -155,15 +162,27 @@ def _kinds(program: RankProgram) -> tuple[str, ...]:
     return ("momentum_buffer",) if optimizer.momentum else ()
 
 
+@contextmanager
+def _failures() -> Iterator[None]:
+    """Turn the exception in which torch gathers those of all ranks, which is no ``Exception``, into the first one."""
+    try:
+        yield
+    except CheckpointException as error:
+        rank, (cause, _) = min(error.failures.items())
+        raise ConfigError(f"rank {rank}: {type(cause).__name__}: {str(cause)[:200]}") from cause
+
+
 def write(program: RankProgram, folder: Path) -> None:
     """Write a rank's part into a folder that is new; all ranks of the run do so together."""
-    save(state_of(program), checkpoint_id=folder, planner=_Save())
+    with _failures():
+        save(state_of(program), checkpoint_id=folder, planner=_Save())
 
 
 def read(program: RankProgram, folder: Path) -> None:
     """Read a rank's part into its weights and states; all ranks of the run do so together."""
     steps = int(json.loads((folder / ABOUT).read_text(encoding="utf-8"))["steps"])
-    load(state_of(program), checkpoint_id=folder, planner=_Load())
+    with _failures():
+        load(state_of(program), checkpoint_id=folder, planner=_Load())
     for stage, storage in program.sync.stages.items():
         for run in storage.runs:
             run.updated()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from piper_core.errors import ConfigError, RunError
 from piper_core.runtime.actor import Device, Home, Job, Worker
-from piper_core.runtime.faults import Broke, Seen, cause
+from piper_core.runtime.faults import Broke, Seen, broke, cause
 from piper_core.runtime.progress import make_progress, read_progress
 from piper_core.runtime.ray_session import RaySession, end
 
@@ -123,7 +123,7 @@ class Gang:
             left = began + timeout_s - time.monotonic()
             ready, _ = ray.wait([*waiting.values()], num_returns=len(waiting), timeout=max(0.0, min(_TICK_S, left)))
             for rank in [rank for rank, ref in waiting.items() if ref in ready]:
-                answer = _got(waiting.pop(rank))
+                answer = _got(rank, waiting.pop(rank))
                 found[rank] = answer
                 if isinstance(answer, _Gone):
                     watch.dead[rank] = answer.why
@@ -152,7 +152,7 @@ class Gang:
         while waiting and time.monotonic() < until:
             ready, _ = ray.wait([*waiting.values()], num_returns=1, timeout=0.1)
             for rank in [rank for rank, ref in waiting.items() if ref in ready]:
-                found[rank] = _got(waiting.pop(rank))
+                found[rank] = _got(rank, waiting.pop(rank))
                 if isinstance(found[rank], _Gone):
                     watch.dead[rank] = found[rank].why
             watch.look()
@@ -201,14 +201,16 @@ class _Gone:
         self.why = why
 
 
-def _got(ref: Any) -> Any:
-    """Return an answer that is there."""
+def _got(rank: int, ref: Any) -> Any:
+    """Return an answer that is there, or the record of what became of the call."""
     import ray
 
     try:
         return ray.get(ref)
     except ray.exceptions.RayActorError as error:
         return _Gone(_why(str(error)))
+    except ray.exceptions.RayTaskError as error:
+        return broke(rank, "a call", error.cause)
 
 
 def _why(text: str) -> str:
@@ -249,10 +251,10 @@ class _Watch:
             return
         ready, _ = ray.wait([*self._asked.values()], num_returns=len(self._asked), timeout=0)
         for rank in [rank for rank, ref in self._asked.items() if ref in ready]:
-            answer = _got(self._asked.pop(rank))
+            answer = _got(rank, self._asked.pop(rank))
             if isinstance(answer, _Gone):
                 self.dead[rank] = answer.why
-            else:
+            elif isinstance(answer, str):
                 self.at[rank] = answer
 
     def silent(self, waiting: Mapping[int, Any]) -> list[int]:

@@ -1,0 +1,74 @@
+"""A strategy on real ranks trains as one process does, measures itself, and its checkpoint loads into another one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from piper_core.errors import ConfigError, PlanError
+from piper_core.program.program import Program
+from piper_core.runtime.compare import OneProcess, difference
+from piper_core.runtime.optimizer import SGD, AdamW, Clip
+from piper_core.runtime.trainer import Trainer
+from tests.ray.strategies import MODEL, RANKS, batch, divided, pipeline, runs, sharded, traces
+
+
+def test_trains_measures_saves_and_goes_on_elsewhere(tmp_path: Path) -> None:
+    """Three steps under ZeRO-1; saved after two; the third again from the file under tensor parallelism, in a pipeline
+    and under ZeRO-3 (four sequences a step in each), with weights and optimizer states that are those of the first run.
+    """
+    optimizer, clip = AdamW(0.01), Clip(0.5)
+    with Trainer(MODEL, sharded(1), optimizer, clip=clip, dtype="float64") as first:
+        check = OneProcess(first.source, first.slicing, first.training)
+        for number in range(2):
+            found = check.step(batch(first, number), first.step(batch(first, number)), first.whole("gradient"))
+            assert found.equal, found
+        first.save(tmp_path)
+        pids = [home.pid for home in first._gang.homes.values()]
+        loss = first.step(batch(first, 2), "time")
+        assert first.last is not None
+        timeline = first.last.timeline
+        assert timeline is not None
+        assert timeline.rows == 1
+        assert {"0F0", "0B1", "0UPDATE"} <= {event.text for _, event in timeline.events()}
+        wanted = first.whole()
+        first.step(batch(first, 3), "memory")
+        assert all(0 < each.kept_bytes < each.peak_bytes for each in first.last.ranks)
+        assert all(each.peak_bytes == max(each.peak_by_action.values()) for each in first.last.ranks)
+    assert not any(map(runs, pids))
+    for strategy in (divided(), pipeline(4)):
+        with Trainer(MODEL, strategy, optimizer, clip=clip, dtype="float64", seed=9) as other:
+            other.load(tmp_path)
+            assert other.steps == 2
+            assert abs(other.step(batch(other, 2)) - loss) < 1e-9
+            found_after = other.whole()
+            assert found_after.keys() == wanted.keys()
+            assert max(difference(found_after[name], value) for name, value in wanted.items()) < 1e-8
+
+
+def test_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A plan that would not run, a strategy of another model, a wrong loss, a batch of the wrong size."""
+    monkeypatch.setattr("piper_core.runtime.trainer.Gang", lambda *_, **__: pytest.fail("started"))
+    bad = pipeline()
+    data = bad.program.to_data()
+    data[-1]["actions"] = {"0": "0F0 0B0 0F1 0B1", "1": "1F1 1B1 1F0 1B0"}
+    with pytest.raises(PlanError, match="deadlock"):
+        Trainer(MODEL, type(bad)(bad.header, Program.parse(data)))
+    with pytest.raises(ConfigError, match="built-in models return their loss"):
+        Trainer(MODEL, pipeline(), loss=torch.nn.functional.mse_loss)
+    with pytest.raises(ConfigError, match="dtype must be float64, float32, bfloat16, found 'int8'"):
+        Trainer(MODEL, pipeline(), dtype="int8")
+
+
+def test_bad_calls_leave_the_ranks_alone(tmp_path: Path) -> None:
+    before = traces()
+    with Trainer(MODEL, pipeline(), SGD()) as trainer:
+        with pytest.raises(ConfigError, match="the batch has 3 sequences; the strategy takes 2"):
+            trainer.step((torch.zeros(3, 8, dtype=torch.int64), torch.zeros(3, 8, dtype=torch.int64)))
+        with pytest.raises(ConfigError, match="holds no whole checkpoint"):
+            trainer.load(tmp_path)
+        assert trainer.ranks == RANKS
+        assert trainer.step(batch(trainer)) > 0
+    assert traces() == before
