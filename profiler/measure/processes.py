@@ -22,15 +22,16 @@ LIMIT_S = 600.0
 
 
 def on_processes(function: Callable[..., Any], size: int, *args: object, kind: str = "cpu", threads: int = 1,
-                 timeout_s: float = LIMIT_S) -> list[Any]:  # fmt: skip
+                 timeout_s: float = LIMIT_S, fork: bool = False) -> list[Any]:  # fmt: skip
     """Return ``function(rank, *args)`` of every rank, each in a process of its own with a default group.
 
-    The function and what it takes and gives are pickled. However this ends, no process is left.
+    The function and what it takes and gives are pickled; with ``fork``, from a process without other threads, its
+    arguments are shared instead. However this ends, no process is left.
 
     Raises:
         PiperError: one of our errors that a rank raised; a rank that failed, died or gave no answer in time.
     """
-    context = multiprocessing.get_context("spawn")
+    context: Any = multiprocessing.get_context("fork" if fork else "spawn")
     with tempfile.TemporaryDirectory(prefix="piper-") as where:
         pipes = [context.Pipe(duplex=False) for _ in range(size)]
         started = []

@@ -15,14 +15,14 @@ import torch
 import torch.distributed as dist
 
 from piper_core.arch.record import Architecture
-from piper_core.errors import ConfigError
+from piper_core.frontend.apart import apart
 from piper_core.runtime.gloo import GlooCommunicator
 from piper_core.runtime.groups import degrees_of
 from piper_core.runtime.lowering import Lowering
 from piper_core.runtime.model import ArchitectureSource
 from piper_core.runtime.program import RankProgram
 from piper_core.schedule.compile import Compiled
-from profiler.measure.processes import on_processes
+from profiler.measure.processes import LIMIT_S, on_processes
 from profiler.measure.quiet import before_others, waited_s
 from profiler.measure.transfers import DISTURBED
 
@@ -57,11 +57,12 @@ def measure_steps(architecture: Architecture, trials: Sequence[Trial], rounds: i
                   priority: bool = False) -> list[list[Burst]]:  # fmt: skip
     """Return the bursts of every trial, one a round; strategies of fewer ranks leave the last processes idle.
 
+    Graphs are made once, in a process apart, and shared by its forks.
+
     Raises:
         ConfigError: a strategy that the runtime cannot run on this model.
     """
-    size = max(trial.ranks for trial in trials)
-    by_rank = on_processes(_run, size, architecture, list(trials), rounds, priority, threads=threads)
+    by_rank = apart(_prepare_and_run, architecture, list(trials), rounds, threads, priority, timeout_s=LIMIT_S)
     found = []
     for i, trial in enumerate(trials):
         turns = zip(*(answers[i] for answers in by_rank[: trial.ranks]), strict=True)
@@ -69,20 +70,43 @@ def measure_steps(architecture: Architecture, trials: Sequence[Trial], rounds: i
     return found
 
 
-def _run(rank: int, architecture: Architecture, trials: list[Trial], rounds: int,
-         priority: bool) -> list[list[tuple[float, bool]]]:  # fmt: skip
-    communicator = GlooCommunicator()
+Call = Callable[[], object]
+Turns = list[tuple[float, bool]]
+Ready = tuple[Trial, Lowering]
+
+
+def _prepare_and_run(
+    architecture: Architecture, trials: list[Trial], rounds: int, threads: int, priority: bool
+) -> list[list[Turns]]:
+    torch.set_num_threads(1)  # no thread may be there when processes fork
     sources: dict[object, ArchitectureSource] = {}
-    calls: list[Callable[[], object] | None] = []
+    ready: list[Ready] = []
+    for trial in trials:
+        degrees = degrees_of(trial.compiled.dag)
+        key = (degrees, trial.micro_batch, trial.seq_len)
+        if key not in sources:
+            sources[key] = ArchitectureSource(architecture, trial.micro_batch, trial.seq_len, degrees)
+        lowering = Lowering(trial.compiled, sources[key])
+        for row in range(len(trial.compiled.plan.rows)):
+            lowering.table(row)
+        ready.append((trial, lowering))
+    size = max(trial.ranks for trial in trials)
+    return on_processes(_run, size, architecture.vocab, ready, rounds, priority, threads=threads, fork=True)
+
+
+def _run(rank: int, vocab: int, ready: list[Ready], rounds: int, priority: bool) -> list[Turns]:
+    communicator = GlooCommunicator()
     try:
-        for trial in trials:
-            calls.append(_call(rank, architecture, trial, communicator, sources) if rank < trial.ranks else None)
+        calls = [
+            _call(rank, vocab, trial, lowering, communicator) if rank < trial.ranks else None
+            for trial, lowering in ready
+        ]
         for call in calls:
             for _ in range(WARM_UP):
                 dist.barrier()
                 if call is not None:
                     call()
-        found: list[list[tuple[float, bool]]] = [[] for _ in trials]
+        found: list[Turns] = [[] for _ in ready]
         for _ in range(rounds):
             for i, call in enumerate(calls):
                 with before_others(priority):
@@ -95,7 +119,7 @@ def _run(rank: int, architecture: Architecture, trials: list[Trial], rounds: int
             communicator.close()
 
 
-def _burst(call: Callable[[], object]) -> tuple[float, bool]:
+def _burst(call: Call) -> tuple[float, bool]:
     before, start = waited_s(), perf_counter()
     for _ in range(STEPS):
         call()
@@ -103,18 +127,9 @@ def _burst(call: Callable[[], object]) -> tuple[float, bool]:
     return took / STEPS, waited_s() - before > DISTURBED * took
 
 
-def _call(rank: int, architecture: Architecture, trial: Trial, communicator: GlooCommunicator,
-          sources: dict[object, ArchitectureSource]) -> Callable[[], object]:  # fmt: skip
-    degrees = degrees_of(trial.compiled.dag)
-    key = (degrees, trial.micro_batch, trial.seq_len)
-    if key not in sources:
-        sources[key] = ArchitectureSource(architecture, trial.micro_batch, trial.seq_len, degrees)
-    program = RankProgram(Lowering(trial.compiled, sources[key]), rank, communicator)
-    batch = program.lowering.slicing.batch
-    if batch < 1:
-        raise ConfigError(f"{trial.name}: a batch of nothing")
+def _call(rank: int, vocab: int, trial: Trial, lowering: Lowering, communicator: GlooCommunicator) -> Call:
+    program = RankProgram(lowering, rank, communicator)
     generator = torch.Generator().manual_seed(0)
-    tokens, targets = (
-        torch.randint(0, architecture.vocab, (batch, trial.seq_len), generator=generator) for _ in range(2)
-    )
+    shape = lowering.slicing.batch, trial.seq_len
+    tokens, targets = (torch.randint(0, vocab, shape, generator=generator) for _ in range(2))
     return lambda: program.step(tokens, targets)

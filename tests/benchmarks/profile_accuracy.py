@@ -136,7 +136,7 @@ def report(model: str, rows: list[Row], profile: Any) -> bool:
         print(f"{row.name:32}{row.measured_s * 1e3:10.2f}{row.noise:7.1%}{row.predicted_s * 1e3:11.2f}"
               f"{row.low_s * 1e3:8.2f}{row.high_s * 1e3:8.2f}{first:8.1%}{seconds * 1e3:9.2f}"
               f"{low * 1e3:9.2f}{high * 1e3:9.2f}{second:8.1%}{' *' if i in spread_out(rows) else ''}")  # fmt: skip
-    tau = kendall(rows)
+    tau, noise = kendall(rows), median(row.noise for row in rows)
     best = min(row.measured_s for row in rows)
     loss = min(rows, key=lambda row: row.predicted_s).measured_s / best - 1
     figures = {
@@ -144,7 +144,7 @@ def report(model: str, rows: list[Row], profile: Any) -> bool:
     }  # fmt: skip
     print(f"{model}: mean error {figures['before']:.1%} as predicted, {figures['after']:.1%} after {LEARN} runs (*), "
           f"{inside} of {len(after)} others inside their 90 % intervals; Kendall tau {tau:.2f}; the predicted "
-          f"winner is {loss:.1%} from the best measured; noise of steps (quartiles) {median(r.noise for r in rows):.1%}; "
+          f"winner is {loss:.1%} from the best measured; noise of steps (quartiles) {noise:.1%}; "
           f"{sum(r.disturbed for r in rows)} of {len(rows) * ROUNDS} bursts disturbed")  # fmt: skip
     kept = figures["tau"] >= LIMITS["tau"] and all(figures[n] <= LIMITS[n] for n in ("before", "after", "winner"))
     print(f"limits: {LIMITS}: {'kept' if kept else 'BROKEN'}\n", flush=True)
