@@ -164,7 +164,7 @@ def _model(architecture: Architecture, cluster: Cluster, seq_len: int, kernels: 
 def _chunks(architecture: Architecture, seq_len: int, kernels: Kernels) -> ModelChunks:
     return model_chunks(
         architecture, seq_len, attention=kernels.attention, norm=kernels.norm, activation=kernels.activation,
-        dropout=kernels.dropout,
+        dropout=kernels.dropout, loss=kernels.loss,
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from piper_core.arch.chunk import AttentionKernel, Fusion
+from piper_core.arch.chunk import AttentionKernel, Fusion, LossWidth
 from piper_core.arch.contract import check_degree, legal_degrees
 from piper_core.arch.record import Architecture
 from piper_core.directives.stage import holds_nothing
@@ -32,6 +32,7 @@ class Kernels:
     activation: Fusion | None = None
     dtype: Dtype = "bf16"
     dropout: bool = False
+    loss: LossWidth = "fp32"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ AttentionKernel = Literal["flash2", "flash1", "triton", "unfused", "eager"]
 bias on scores; ``unfused`` writes scores and runs one fused softmax kernel (Megatron's), ``eager`` one kernel for each
 operation, in fp32."""
 Fusion = Literal["fused", "unfused"]
+LossWidth = Literal["fp32", "half"]
 
 
 @dataclass(frozen=True, slots=True)

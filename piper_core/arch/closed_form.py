@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import get_args
 
-from piper_core.arch.chunk import AttentionKernel, Chunk, Fusion, ModelChunks
+from piper_core.arch.chunk import AttentionKernel, Chunk, Fusion, LossWidth, ModelChunks
 from piper_core.arch.contract import shard_units
 from piper_core.arch.parts import Parts
 from piper_core.arch.parts_attention import attention as attention_chunk
@@ -29,12 +29,14 @@ def model_chunks(
     norm: Fusion = "fused",
     activation: Fusion | None = None,
     dropout: bool = False,
+    loss: LossWidth = "fp32",
 ) -> ModelChunks:
     """Return the chunk table of ``architecture`` at ``seq_len`` tokens a sequence.
 
     ``norm`` "unfused" is eager RMSNorm in fp32, which keeps an fp32 input and the normalised value too;
     ``activation`` "unfused" keeps silu(gate) beside gate, up and product (default: as ``norm``). ``dropout`` is on what
-    attention and feed-forward add to the residual, and on the scores of an attention that writes them.
+    attention and feed-forward add to the residual, and on the scores of an attention that writes them. ``loss`` is the
+    width in which the loss is computed from logits of 16 bits.
 
     Raises:
         ConfigError: sequence length or kernel out of range.
@@ -47,7 +49,9 @@ def model_chunks(
         raise ConfigError(f"attention must be one of {known}; found {attention!r}")
     if norm not in ("fused", "unfused") or activation not in ("fused", "unfused", None):
         raise ConfigError(f"norm and activation must be fused or unfused, found {norm!r} and {activation!r}")
-    parts = Parts(architecture, seq_len, attention, norm, activation or norm, dropout)
+    if loss not in get_args(LossWidth):
+        raise ConfigError(f"loss must be fp32 or half, found {loss!r}")
+    parts = Parts(architecture, seq_len, attention, norm, activation or norm, dropout, loss)
     chunks = [embed(parts)]
     edges: list[tuple[int, int, float]] = []
     dense = (attention_chunk(parts), mlp(parts)) if architecture.ffn else ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from piper_core.arch.chunk import AttentionKernel, Fusion, Matmul, Parameter, Work
+from piper_core.arch.chunk import AttentionKernel, Fusion, LossWidth, Matmul, Parameter, Work
 from piper_core.arch.record import Architecture
 
 DTYPE_BYTES = 2
@@ -47,6 +47,7 @@ class Parts:
     norm: Fusion
     activation: Fusion
     dropout: bool = False
+    loss: LossWidth = "fp32"
 
     @property
     def hidden(self) -> float:

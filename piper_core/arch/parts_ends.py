@@ -35,21 +35,21 @@ def embed(parts: Parts) -> Chunk:
 
 
 def head(parts: Parts) -> Chunk:
-    """Final norm, logits, loss in fp32: 4 bytes a logit kept (softmax), up to 6 more in passing; a cap on logits
-    keeps 2 more (its tanh)."""
+    """Final norm, logits, loss in fp32: 4 bytes a logit kept (softmax), up to 6 more in passing; in 16 bits 2 and 4. A
+    cap on logits keeps 2 more (its tanh)."""
     arch, hidden = parts.arch, parts.hidden
     logits = float(parts.seq * arch.vocab)
     norm = parts.norm_cost(hidden)
-    cap = 1 if arch.logit_cap else 0
+    cap, wide = 1 if arch.logit_cap else 0, 4 if parts.loss == "fp32" else 2
     forward, backward_input, backward_weight = parts.works(
         [linear(parts.seq, arch.vocab, arch.hidden, "column")],
-        memory=((2 + 4 + 4 + 4 + 4 + 12 * cap) * logits, (4 + 4 + 4 + 2 + 14 * cap) * logits, 0.0),
+        memory=((2 + 4 * wide + 12 * cap) * logits, (3 * wide + 2 + 14 * cap) * logits, 0.0),
         replicated=(norm.forward, norm.backward, 0.0),
         kernels=(norm.forward_kernels + 5 + 3 * cap, norm.backward_kernels + 4 + 3 * cap, 1),
     )
     tie = "embedding" if arch.tied else ""
     weight = Parameter("head.projection.weight", arch.vocab * arch.hidden, tie=tie)
-    kept = (4 + 2 * cap) * logits
+    kept = (wide + 2 * cap) * logits
     return Chunk(
         Region.HEAD,
         arch.layers,
@@ -64,5 +64,5 @@ def head(parts: Parts) -> Chunk:
         saved_selective=Saved(kept, hidden),
         saved_full=Saved(0.0, hidden),
         stash=Saved(2 * logits, hidden),
-        workspace_bytes=6 * logits,
+        workspace_bytes=(wide + 2) * logits,
     )

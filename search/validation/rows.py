@@ -182,16 +182,22 @@ def _kernels(row: Row, architecture: Architecture) -> Kernels:
         return Kernels(attention, "fused" if more == ["RMS kernel"] else "unfused", "unfused", dropout=True)
     flash = _text(row, "attention") == "flash"
     if "Composer" in framework:
-        return Kernels("triton")
+        return Kernels("triton", loss="half")
     if architecture.gated:
         eager = "InternEvo" in framework or ("torchtitan" in framework and "compile" not in framework)
         return Kernels("flash2" if flash else "unfused", "unfused" if eager else "fused")
     return Kernels("flash2" if flash else "unfused", dropout=True)
 
 
+PARAMETER_MIB = 1
+"""Buckets so small that each holds one parameter: DeepSpeed's third stage of 2021 gathers every one by itself."""
+
+
 def _bucket(row: Row) -> int | None:
     """Return the size of gradient buckets: one for each stage, so nothing overlaps, where the source says so."""
     notes = _text(row, "notes")
+    if "DeepSpeed ZeRO-3" in _text(row, "framework"):
+        return PARAMETER_MIB
     return (
         0
         if "not overlapped" in notes or ("no grad overlap" in notes and (_number(row, "params_b") or 0) > 18)
