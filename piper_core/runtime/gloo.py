@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from queue import SimpleQueue
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d  # the options of collectives that have had several names
@@ -54,6 +55,21 @@ class _Sent:
         self._over.wait()
         if self._error is not None:
             raise self._error
+
+
+class _Scattered:
+    """Parts of sums under way; whoever waits adds them up, in the order of the members."""
+
+    __slots__ = ("_out", "_parts", "_work")
+
+    def __init__(self, work: Work, parts: Tensor, out: Tensor) -> None:
+        self._work, self._parts, self._out = work, [parts], out
+
+    def wait(self) -> None:
+        """Return when the sum of this rank's parts is there."""
+        if self._parts:
+            self._work.wait()
+            torch.sum(self._parts.pop().view(-1, self._out.numel()), 0, out=self._out.view(-1))
 
 
 class GlooCommunicator:
@@ -110,7 +126,11 @@ class GlooCommunicator:
         return _started(_handle(group)._allgather_base(out, part, c10d.AllgatherOptions()))
 
     def reduce_scatter(self, out: Tensor, whole: Tensor, group: Group) -> Work:
-        return _started(_handle(group)._reduce_scatter_base(out, whole, c10d.ReduceScatterOptions()))
+        """Exchange parts and add them up here: gloo's own reduces everything everywhere, and takes twice as long."""
+        parts = torch.empty_like(whole)
+        return _Scattered(
+            _started(dist.all_to_all_single(parts, whole, group=_handle(group), async_op=True)), parts, out
+        )
 
     def all_to_all(
         self, out: Tensor, given: Tensor, arriving: Sequence[int], leaving: Sequence[int], group: Group
