@@ -40,3 +40,14 @@ def test_a_long_step_from_short_ones(family: str, pp: int, v: int, zero: int, sy
     assert found.step_time_s == pytest.approx(whole.step_time_s, rel=1e-6)
     assert found.short.score.worst_row_bytes == pytest.approx(whole.worst_row_bytes, rel=0.01)
     assert found.short.score.fits == whole.fits
+
+
+def test_a_stage_may_hold_the_embedding_or_the_head_alone() -> None:
+    """As the zero-bubble paper's interleaved runs do; the row that holds neither is then the busiest."""
+    request = Request(preset("tiny-llama"), DGX, pp=4, num_microbatches=8, micro_batch=1, seq_len=512,
+                      layers=(0, 4, 4, 0))  # fmt: skip
+    found = predict(request)
+    assert found.compiled.dag.stages == 4
+    busy = found.simulation.busy_s
+    assert busy[1] > busy[0]
+    assert busy[2] > busy[0]
