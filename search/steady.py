@@ -14,7 +14,7 @@ from piper_core.schedule.grid import Layout
 from search.predict import Prediction, predict
 from search.request import Request
 
-FULL = {"1f1b": 2, "zb_h1": 2}
+FULL = {"1f1b": 1, "zb_h1": 2}
 """Rounds of p microbatches after which a family repeats itself; ``OTHERS`` where it is not named."""
 OTHERS = 3
 
