@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -21,6 +22,7 @@ _ECHO = re.compile(
 )
 """What the others hear when a rank is gone or does not come."""
 NO_ANSWER = "stopped answering"
+_FOR_EVER_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +135,10 @@ class Fault:
                 raise ValueError("a fault made on purpose")
             case Kind.KILL:
                 os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(_FOR_EVER_S)  # the signal may take a moment
             case Kind.STOP:
                 os.kill(os.getpid(), signal.SIGSTOP)
+                time.sleep(_FOR_EVER_S)
             case Kind.SPIN:
                 while True:
                     pass

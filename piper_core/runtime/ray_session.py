@@ -28,7 +28,8 @@ _QUIET = {
     "RAY_enable_metrics_collection": "0",
 }
 """What Ray's processes are told by the environment: no reports to anyone, no warning that this is a CPU machine."""
-_END_S = 15.0
+_END_S, _LEFT_S = 15.0, 2.0
+"""How long Ray may take to end, and without its head, which it would wait for."""
 
 
 class RaySession:
@@ -44,7 +45,7 @@ class RaySession:
             import ray
         except ModuleNotFoundError:
             raise ConfigError("real ranks need ray: make setup installs it") from None
-        self.own, self._processes = False, list[int]()
+        self.own, self.address, self._processes = False, "", list[int]()
         self._connected = ray.is_initialized()
         _sweep()
         root = tempfile.gettempdir()
@@ -55,7 +56,7 @@ class RaySession:
         except BaseException:
             self.close()
             raise
-        self.address: str = ray.get_runtime_context().gcs_address
+        self.address = ray.get_runtime_context().gcs_address
 
     def _connect(self, address: str | None, ranks: int) -> None:
         if self._connected:
@@ -96,9 +97,10 @@ class RaySession:
         """Leave the cluster; of one's own, end every process and remove every file, whatever state they are in."""
         import ray
 
+        ours = [*self._processes, *below(self._processes)]  # workers, agents: without Ray's own they would linger
         if not self._connected:
-            _bounded(ray.shutdown, _END_S)
-        end(self._processes)
+            _bounded(ray.shutdown, _END_S if not self._processes or self.alive() else _LEFT_S)
+        end(ours)
         self._processes = []
         for _ in range(20):  # a log may be written while its folder goes
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -128,6 +130,21 @@ def end(processes: Sequence[int]) -> None:
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
             time.sleep(0.02)
+
+
+def below(processes: Sequence[int]) -> list[int]:
+    """Return all processes that some have started, and those that these have."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, IndexError, ValueError):  # it may have ended
+            parent = int(path.read_text(encoding="utf-8").rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(path.parent.name))
+    found, left = list[int](), list(processes)
+    while left:
+        mine = children.get(left.pop(), [])
+        found += mine
+        left += mine
+    return found
 
 
 def _runs(pid: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -16,18 +17,23 @@ from pathlib import Path
 import pytest
 
 from piper_core.program.strategy import dump
+from piper_core.runtime.ray_session import below
 from tests.ray.strategies import pipeline, runs
 
 COMMAND = [sys.executable, "-c", "import sys\nfrom search.cli import main\nsys.exit(main())", "run"]
+CONFIG = {
+    "model_type": "llama", "hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 32,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 32, "max_position_embeddings": 64,
+}  # fmt: skip
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A strategy file for tiny-llama."""
-    strategy = pipeline()
-    path = tmp_path / "two.yaml"
-    dump(replace(strategy, header=replace(strategy.header, model="tiny-llama", cluster="cpu", seq_len=8)), path)
+    """A strategy file for a model of two layers."""
+    strategy, config, path = pipeline(), tmp_path / "config.json", tmp_path / "two.yaml"
+    config.write_text(json.dumps(CONFIG))
+    dump(replace(strategy, header=replace(strategy.header, model=str(config), cluster="cpu")), path)
     return path
 
 
@@ -44,37 +50,20 @@ def running(*arguments: object) -> Iterator[subprocess.Popen[str]]:
         process.wait()
 
 
-def descendants(pid: int) -> list[int]:
-    """Return all processes below one."""
-    below: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(path.read_text(encoding="utf-8").rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-        below.setdefault(parent, []).append(int(path.parent.name))
-    found, left = [], [pid]
-    while left:
-        children = below.get(left.pop(), [])
-        found += children
-        left += children
-    return found
-
-
 def ended(process: subprocess.Popen[str], how: Callable[[list[int]], None]) -> tuple[int, str, list[int]]:
     """End a run in some way after its second step; return status, the last line of its errors, what is left of it."""
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("step 1"):
             break
-    below = descendants(process.pid)
-    assert len(below) > 4  # Ray's own, and two ranks
-    how(below)
+    started = below([process.pid])
+    assert len(started) > 4  # Ray's own, and two ranks
+    how(started)
     _, errors = process.communicate(timeout=100)
     until = time.monotonic() + 10
-    while any(map(runs, below)) and time.monotonic() < until:
+    while any(map(runs, started)) and time.monotonic() < until:
         time.sleep(0.1)
-    return process.returncode, errors.strip().splitlines()[-1], [pid for pid in below if runs(pid)]
+    return process.returncode, errors.strip().splitlines()[-1], [pid for pid in started if runs(pid)]
 
 
 def folders(pid: int) -> list[Path]:
@@ -90,8 +79,8 @@ def test_interrupt_ends_everything(file: Path) -> None:
 
 
 def test_without_the_head_the_run_ends(file: Path) -> None:
-    def kill_head(below: list[int]) -> None:
-        (head,) = (pid for pid in below if "gcs_server" in Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8"))
+    def kill_head(started: list[int]) -> None:
+        (head,) = (pid for pid in started if "gcs_server" in Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8"))
         os.kill(head, signal.SIGKILL)
 
     with running(file, "--steps", 100_000) as process:
