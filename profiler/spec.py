@@ -23,7 +23,8 @@ class Device:
     memory bandwidth, that long kernels reach; ``elementwise_efficiency`` is that of the norms, activations and
     additions between matrix products. ``inner_overhead`` is the work that a matrix product adds to
     its inner dimension before it streams (prologue and epilogue, in elements). ``launch_s`` is the least
-    time from one operation to the next in a program that is not compiled. ``context_bytes`` is taken before the first tensor.
+    time from one operation to the next in a program that is not compiled. ``context_bytes`` is taken before the first
+    tensor.
     """
 
     name: str
