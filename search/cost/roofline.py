@@ -23,7 +23,7 @@ FLASH1 = 0.25
 """Speed of FlashAttention 1 against 2 (fitted to runs that differ in nothing else; Dao 2023, arXiv 2307.08691, section
 4.1, says about half)."""
 TRITON = 0.61
-"""Speed of the Triton kernel with a bias on scores against FlashAttention 2 (fitted to llm-foundry's published runs)."""
+"""Speed of the Triton kernel with a bias on scores against FlashAttention 2 (fitted to llm-foundry's runs)."""
 VISIBLE_LAUNCH = 0.045
 """Part of a launch that a queue of kernels does not hide: each starts and drains alone (3 us; fitted)."""
 UPDATE_BYTES = 30
