@@ -42,62 +42,76 @@ def stage_storage(
     Raises:
         ConfigError: the strategy was compiled for other parameters than the model has.
     """
-    names: dict[str, tuple[str, ...]] = {}
-    for placeholder, name in cut.joint.parameters.items():
-        names[name] = (*names.get(name, ()), placeholder)
-    chunks = _chunks(dag, stage)
-    module = source.stage([dag.chunks[c] for c in chunks], place)
-    tensor = source.degrees.tensor
-    tied = {source.canonical(p.name): p.tie for c in dag.chunks for p in c.parameters if p.tie in tie_groups(dag)}
-    first = _first_stages(dag, source)
-    buckets: dict[int, Bucket] = {}
-    seen: set[str] = set()
-    piece_of = pieces_by_chunk(dag, cut)
-
-    def placeholders(name: str, users: list[int], zero: int) -> tuple[str, ...]:
-        """Return what graphs call a parameter: all of them, or those of a bucket that comes and goes."""
-        if zero < 2:
-            return names[name]
-        read = {each for chunk in users for each in cut.pieces[piece_of[chunk]].parameters}
-        return tuple(each for each in names[name] if each in read)
-
-    for index, held in _parameters(dag, stage):
-        bucket = dag.buckets[index]
-        ranks = next(group for group in bucket_ranks(dag, bucket) if rank in group)
-        zero = dag.states[bucket.state].zero_stage if len(ranks) > 1 else 0
-        users: dict[
-            str, list[int]
-        ] = {}  # chunks of each parameter; a second copy on a stage is one only where it must be
-        for chunk, name in held:
-            users.setdefault(source.canonical(name), []).append(chunk)
-        mine = [each for each in users if each not in seen or zero >= 2]  # a copy may be the same tensor, if it stays
-        missing = [each for each in mine if each not in module.parameters or each not in names]
-        if missing:
-            raise ConfigError(
-                f"the strategy was compiled for a model with a parameter {missing[0]!r}, which this one has not; "
-                "compile it for this model"
-            )
-        alone = [[each] for each in mine if each in tied]
-        rest = [each for each in mine if each not in tied]
-        runs = []
-        for members in (*([rest] if rest else []), *alone):
-            counted = {}
-            for each in members:
-                whole = not any(axis == "tensor" for axis, _ in module.shares[each])
-                factor = 1.0 / tensor if whole else 1.0
-                factor = factor if zero else factor / len(ranks)
-                counted[each] = factor if first.get(each, stage) == stage and each not in seen else 0.0
-            values = [(placeholders(each, users[each], zero), each, module.parameters[each]) for each in members]
-            runs.append(Run(values, ranks, ranks.index(rank), zero, tied=members[0] in tied, counted=counted))
-        seen |= set(mine)
-        buckets[index] = Bucket(index, runs, each=zero >= 2)
-    left = set(module.parameters) - seen
+    module = source.stage([dag.chunks[c] for c in _chunks(dag, stage)], place)
+    builder = _Builder(dag, cut, source, module, stage, rank)
+    buckets = {index: builder.bucket(index, held) for index, held in _parameters(dag, stage)}
+    left = set(module.parameters) - builder.seen
     if left:
         raise ConfigError(
             f"the model has a parameter {sorted(left)[0]!r} that the strategy was not compiled for; compile it "
             "for this model"
         )
     return StageStorage(stage, buckets, _buffers(cut, module), module.shares, frozenset(module.summed))
+
+
+class _Builder:
+    """The buckets of one stage of one rank, one after another; ``seen`` are the parameters that have one."""
+
+    def __init__(self, dag: Dag, cut: Cut, source: ModelSource, module: StageModule, stage: int, rank: int) -> None:
+        self.dag, self.cut, self.source, self.module, self.stage, self.rank = dag, cut, source, module, stage, rank
+        self.seen: set[str] = set()
+        self.names: dict[str, tuple[str, ...]] = {}
+        for placeholder, name in cut.joint.parameters.items():
+            self.names[name] = (*self.names.get(name, ()), placeholder)
+        ties = tie_groups(dag)
+        _check_ties(dag, ties)
+        self.tied = {source.canonical(p.name) for chunk in dag.chunks for p in chunk.parameters if p.tie in ties}
+        self.first = _first_stages(dag, source)
+        self.piece_of = pieces_by_chunk(dag, cut)
+
+    def bucket(self, index: int, held: Sequence[tuple[int, str]]) -> Bucket:
+        """Return a bucket of parameters (chunk, name).
+
+        A second copy of a tied parameter on one stage is the same tensor, unless buckets come and go.
+        """
+        bucket = self.dag.buckets[index]
+        ranks = next(group for group in bucket_ranks(self.dag, bucket) if self.rank in group)
+        zero = self.dag.states[bucket.state].zero_stage if len(ranks) > 1 else 0
+        users: dict[str, list[int]] = {}
+        for chunk, name in held:
+            users.setdefault(self.source.canonical(name), []).append(chunk)
+        mine = [each for each in users if each not in self.seen or zero >= 2]
+        missing = [each for each in mine if each not in self.module.parameters or each not in self.names]
+        if missing:
+            raise ConfigError(
+                f"the strategy was compiled for a model with a parameter {missing[0]!r}, which this one has not; "
+                "compile it for this model"
+            )
+        rest = [each for each in mine if each not in self.tied]
+        runs = []
+        for members in (*([rest] if rest else []), *([each] for each in mine if each in self.tied)):
+            values = [
+                (self._placeholders(each, users[each], zero), each, self.module.parameters[each]) for each in members
+            ]
+            counted = {each: self._counted(each, len(ranks), zero) for each in members}
+            tied = members[0] in self.tied
+            runs.append(Run(values, ranks, ranks.index(self.rank), zero, tied=tied, counted=counted))
+        self.seen |= set(mine)
+        return Bucket(index, runs, each=zero >= 2)
+
+    def _placeholders(self, name: str, users: list[int], zero: int) -> tuple[str, ...]:
+        """Return what graphs call a parameter: all of them, or those of the users of a bucket that comes and goes."""
+        if zero < 2:
+            return self.names[name]
+        read = {each for chunk in users for each in self.cut.pieces[self.piece_of[chunk]].parameters}
+        return tuple(each for each in self.names[name] if each in read)
+
+    def _counted(self, name: str, ranks: int, zero: int) -> float:
+        """Return the part of a gradient's square that this rank adds to the global norm."""
+        if name in self.seen or self.first.get(name, self.stage) != self.stage:
+            return 0.0
+        whole = not any(axis == "tensor" for axis, _ in self.module.shares[name])
+        return (1.0 / self.source.degrees.tensor if whole else 1.0) / (1 if zero else ranks)
 
 
 def _chunks(dag: Dag, stage: int) -> list[int]:
@@ -140,6 +154,18 @@ def _first_stages(dag: Dag, source: ModelSource) -> dict[str, int]:
                 name = source.canonical(parameter.name)
                 found[name] = min(found.get(name, stage), stage)
     return found
+
+
+def _check_ties(dag: Dag, ties: Mapping[str, Sequence[tuple[int, int]]]) -> None:
+    """Refuse copies of a tied parameter of which one is sharded with its gradient and the other is not."""
+    state_of = dict(zip(dag.nodes.chunk[dag.compute].tolist(), dag.nodes.state[dag.compute].tolist(), strict=True))
+    for name, copies in ties.items():
+        stages = {dag.states[state_of[chunk]].zero_stage for chunk, _ in copies}
+        if len({stage >= 2 for stage in stages}) > 1:
+            raise ConfigError(
+                f"tied parameter {name} is under ZeRO-{min(stages)} on one stage and ZeRO-{max(stages)} on another; "
+                "replicate both stages alike"
+            )
 
 
 def _buffers(cut: Cut, module: StageModule) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from piper_core.runtime.optimizer import SGD, Clip
 from piper_core.runtime.program import RankProgram, Training
 from piper_core.runtime.slices import Reduction, Slicing, cut_batch
 from piper_core.schedule.compile import compile_program
-from tests.torch_cpu.runtime.cases import LLAMA, SEQ, Case, compiled, lowering, source
+from tests.torch_cpu.runtime.cases import LLAMA, SEQ, TIED, Case, compiled, lowering, source
 
 
 def test_a_program_of_another_model() -> None:
@@ -102,3 +102,17 @@ def test_stages_of_parts_of_layers() -> None:
     half = [chunk for chunk in model_chunks(LLAMA, SEQ).chunks if chunk.region is not Region.MLP]
     with pytest.raises(ConfigError, match="a stage is a run of whole layers"):
         ArchitectureSource(LLAMA, 1, SEQ).stage(half, {})
+
+
+def test_a_tied_parameter_under_two_kinds_of_sharding() -> None:
+    data = [
+        {"op": "stage", "stages": 2},
+        {"op": "place", "filter": {"PP": 0}, "devices": [0, 1]},
+        {"op": "place", "filter": {"PP": 1}, "devices": [2, 3]},
+        {"op": "replicate", "filter": {"PP": 0}, "devices": [0, 1], "shard_optimizer": True},
+        {"op": "replicate", "filter": {"PP": 1}, "devices": [2, 3], "shard_grads": True},
+    ]
+    program = compile_program(Program.parse(data), training_dag(model_chunks(TIED, SEQ), global_batch=2))
+    shared = Lowering(program, source(TIED, 1, Degrees(), torch.float64))
+    with pytest.raises(ConfigError, match="embedding is under ZeRO-1 on one stage and ZeRO-2 on another"):
+        LocalWorld(4).run(lambda mine: RankProgram(shared, mine.rank, mine))
