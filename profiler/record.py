@@ -155,8 +155,8 @@ class Run:
 class Profile:
     """All that was measured of one model on one kind of machine; tuples are in the order they were measured in.
 
-    ``chunks`` is by structural digest, ``sites`` says which chunk each site is; ``dispatch`` is what the runtime takes
-    for an action that computes nothing.
+    ``chunks`` is by structural digest, ``sites`` says which chunk each site is; ``dispatch`` is what starting and
+    finishing a message takes of the thread that computes.
     """
 
     machine: Machine

@@ -129,7 +129,7 @@ def _plan(
         console.print_json(data)
         return 0
     print(
-        f"{data['shapes']} shapes: {data['chunks']} distinct chunks at {data['sites']} sites, {data['to_measure']} to "
+        f"shapes: {data['shapes']}, {data['chunks']} distinct chunks at {data['sites']} sites, {data['to_measure']} to "
         f"measure at {each:.2g} s each\ntracing {data['tracing_s']} s, chunks {data['chunks_s']} s, optimiser and "
         f"transfers {data['rest_s']} s: {data['at_most_s']} s of a budget of {budget_s:g} s\nto be written: {target}"
     )

@@ -12,16 +12,21 @@ from piper_core.arch.record import Architecture
 from piper_core.ir.dag import Dag
 from piper_core.names import Axis, Collective, NodeKind
 from piper_core.schedule.compile import Compiled
+from piper_core.schedule.plan import Plan
 from profiler.fingerprint import machine
 from profiler.record import Profile, Run
 from profiler.residual import Residual
 from profiler.spec import Cluster
 from profiler.store import find
 from search.candidate import Score
+from search.cost.memory import memory
+from search.cost.price import node_seconds
 from search.cost.profiled import Level, ProfiledCost, widened
 from search.cost.roofline import RooflineCost
-from search.evaluate import Evaluation, assess
+from search.evaluate import Evaluation, score
 from search.predict import Prediction
+from search.simulator.lower import ActionSeconds, action_seconds, on_compute, sums
+from search.simulator.run import simulate
 
 INNER = (Axis.TENSOR, Axis.SEQUENCE, Axis.EXPERT, Axis.CONTEXT)
 
@@ -76,10 +81,16 @@ def by_profile(
             profile, RooflineCost(cluster), architecture, dag.model.seq_len, ranks=ranks,
             gpus_per_node=cluster.gpus_per_node, level=level, where=where,
         )  # fmt: skip
-        return assess(
-            compiled, cost, cluster.device, seq_len=dag.model.seq_len, gpus=ranks,
-            global_batch=found.strategy.header.global_batch, architecture=architecture,
-        ), cost  # fmt: skip
+        price = node_seconds(dag, cost)
+        seconds = with_hosts(compiled.plan, action_seconds(dag, compiled.plan, price), cost.host_s)
+        simulation = simulate(compiled.plan, seconds, slowdown=cost.overlap_slowdown)
+        used = memory(dag, simulation, cluster.device, cost.software)
+        batch = found.strategy.header.global_batch or dag.global_batch or max(1, dag.microbatches)
+        made = score(
+            simulation, used, tokens=float(batch) * dag.model.seq_len, gpus=ranks, device=cluster.device,
+            flops_per_token=architecture.model_flops_per_token(dag.model.seq_len),
+        )  # fmt: skip
+        return Evaluation(made, simulation, used), cost
 
     middle, cost = at("middle")
     low, high = at("low")[0].score.step_time_s, at("high")[0].score.step_time_s
@@ -90,16 +101,30 @@ def by_profile(
     return Profiled(made, cost, low, high, recalibrated)
 
 
-def features(score: Score) -> dict[str, float]:
+def with_hosts(plan: Plan, seconds: ActionSeconds, host_s: float) -> ActionSeconds:
+    """Return seconds in which compute also starts and finishes the communication around it: half of ``host_s`` for each
+    action of communication that waits for it, and half for each that it waits for."""
+    if not host_s:
+        return seconds
+    total = seconds.total.copy()
+    computes = on_compute(plan)
+    waiting = np.repeat(np.arange(len(plan)), np.diff(plan.wait_start))
+    for compute, other in ((plan.waits, waiting), (waiting, plan.waits)):
+        crossing = computes[compute] & ~computes[other]
+        total += sums(compute[crossing], np.full(int(crossing.sum()), host_s / 2), len(plan))
+    return replace(seconds, total=total)
+
+
+def features(found: Score) -> dict[str, float]:
     """Return the shares of a predicted step that the residual model looks at."""
-    step = score.step_time_s or 1.0
-    exposed = sum(score.exposed_communication_s.values())
-    return {"exposed": exposed / step, "bubble": score.breakdown.get("bubble", 0.0) / step}
+    step = found.step_time_s or 1.0
+    exposed = sum(found.exposed_communication_s.values())
+    return {"exposed": exposed / step, "bubble": found.breakdown.get("bubble", 0.0) / step}
 
 
-def run_of(name: str, digest: str, when: str, sample: Any, score: Score) -> Run:
+def run_of(name: str, digest: str, when: str, sample: Any, predicted: Score) -> Run:
     """Return the record of a measured step, for the profile's history."""
-    return Run(name, digest, when, sample, score.step_time_s, features(score))
+    return Run(name, digest, when, sample, predicted.step_time_s, features(predicted))
 
 
 def in_dtype(dag: Dag, dtype_bytes: int) -> Dag:

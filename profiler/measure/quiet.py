@@ -50,6 +50,8 @@ def before_others(wanted: bool) -> Iterator[None]:
 
 
 def _schedule(policy: int, priority: int) -> None:
+    """Set all threads alike: those of gloo then take turns with the main one, and messages of a rank that computes go
+    out late. Times of steps are too long by that; without priority they are too long by what others take."""
     for thread in os.listdir(TASKS):
         with suppress(ProcessLookupError):
             os.sched_setscheduler(int(thread), policy, os.sched_param(priority))

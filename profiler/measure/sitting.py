@@ -15,7 +15,7 @@ from profiler.fingerprint import Conditions, Machine, conditions, machine
 from profiler.measure.chunks import Shape, Subject, by_layers, drop, measure, subjects
 from profiler.measure.clock import clock_of
 from profiler.measure.quiet import check_priority
-from profiler.measure.repeat import Effort, sample
+from profiler.measure.repeat import Effort
 from profiler.measure.transfers import Bench, measure_transfers
 from profiler.measure.updates import measure_updates
 from profiler.record import ChunkTime, Profile
@@ -102,7 +102,7 @@ class Sitting:
         """
         todo = self.missing(traced)
         now = perf_counter()
-        if todo and deadline_s - now < LEAST_S:
+        if todo and deadline_s - now < LEAST_S * len(todo):
             raise ConfigError(
                 f"the budget was gone when {len(traced)} chunks had been traced, so nothing could be measured; give "
                 f"{_words(now - deadline_s + self.fixed_s() + len(todo) * 0.1)} more, or fewer shapes"
@@ -110,7 +110,6 @@ class Sitting:
         sites = {site: each.digest for each in traced for site in each.sites}
         self._keep(sites={s: d for s, d in sites.items() if d in self.found.chunks})
         clock = clock_of(self.wanted.device, self.wanted.threads, priority=self.wanted.priority)
-        self._keep(dispatch=sample(lambda: None, clock, Effort(run_s=1e-4, seconds=0.05)))
         if not self.found.updates:
             report("optimiser", 0, len(todo))
             self._keep(updates=measure_updates(clock, Effort(seconds=0.2), self.wanted.device))
@@ -119,7 +118,8 @@ class Sitting:
             made: dict[str, ChunkTime] = {}
             try:
                 for subject in group:
-                    left = deadline_s - perf_counter() - TRANSFERS_S * len(self.group_sizes)
+                    left = deadline_s - perf_counter()
+                    left -= min(left / 2, TRANSFERS_S * len(self.group_sizes))
                     if left <= 0:
                         break
                     report(str(subject.sites[0]), done, len(todo))
@@ -138,8 +138,8 @@ class Sitting:
             if deadline_s - perf_counter() < TRANSFERS_S / 2:
                 return
             report(f"transfers among {size}", *count)
-            transfers, overlaps = measure_transfers(size, bench)
-            self._keep(transfers=transfers, overlaps=overlaps)
+            transfers, overlaps, host = measure_transfers(size, bench)
+            self._keep(transfers=transfers, overlaps=overlaps, dispatch=host)
 
     def _keep(self, **parts: object) -> None:
         """Join parts to the profile, on disk too."""

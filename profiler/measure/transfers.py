@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import perf_counter
+from time import perf_counter, sleep
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from piper_core.runtime.gloo import GlooCommunicator
 from profiler.measure.processes import on_processes
 from profiler.measure.quiet import before_others, waited_s
 from profiler.record import SEND, Overlap, Sample, Transfer
@@ -25,6 +26,8 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 COMPUTE_AND_COMPUTE, COMPUTE_AND_TRANSFER = "compute and compute", "compute and transfer"
 _ROWS, _PRODUCTS = 256, 40
+MESSAGES = 60
+"""Messages by which the host's part is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +45,22 @@ class Bench:
         return torch.device("cuda", torch.cuda.current_device()) if self.kind == "cuda" else torch.device("cpu")
 
 
-def measure_transfers(ranks: int, bench: Bench) -> tuple[tuple[Transfer, ...], tuple[Overlap, ...]]:
-    """Return the times of every kind and size among ``ranks`` processes, and how much computing ranks slow each other,
-    and compute and a transfer."""
+def measure_transfers(ranks: int, bench: Bench) -> tuple[tuple[Transfer, ...], tuple[Overlap, ...], Sample | None]:
+    """Return the times of every kind and size among ``ranks`` processes; how much computing ranks slow each other, and
+    compute and a transfer; and what starting and finishing a message takes of the thread that computes (None: not
+    measured, on CUDA)."""
     cases = [(each, size) for each in KINDS for size in SIZES if each != SEND or ranks == 2]
     by_rank = on_processes(_all, ranks, cases, bench, kind=bench.kind, threads=bench.threads)
     transfers = tuple(
-        Transfer(each, ranks, 1, size, _slowest([times[i] for times, _ in by_rank]))
+        Transfer(each, ranks, 1, size, _slowest([times[i] for times, _, _ in by_rank]))
         for i, (each, size) in enumerate(cases)
     )
     overlaps = tuple(
-        Overlap(what, _slowest([factors[what] for _, factors in by_rank]))
+        Overlap(what, _slowest([factors[what] for _, factors, _ in by_rank]))
         for what in (COMPUTE_AND_COMPUTE, COMPUTE_AND_TRANSFER)
     )
-    return transfers, overlaps
+    hosts = [host for _, _, host in by_rank]
+    return transfers, overlaps, _slowest(hosts) if all(hosts) else None
 
 
 Runs = list[tuple[float, bool]]
@@ -74,8 +79,33 @@ def _slowest(by_rank: list[Runs]) -> Sample:
 # --- in the processes ---
 
 
-def _all(rank: int, cases: list[tuple[str, int]], bench: Bench) -> tuple[list[Runs], dict[str, Runs]]:
-    return _times_of_all(rank, cases, bench), _overlaps(rank, bench)
+def _all(rank: int, cases: list[tuple[str, int]], bench: Bench) -> tuple[list[Runs], dict[str, Runs], Runs]:
+    return _times_of_all(rank, cases, bench), _overlaps(rank, bench), _host(rank, bench) if bench.kind == "cpu" else []
+
+
+def _host(rank: int, bench: Bench) -> Runs:
+    """Time what the runtime's own communicator does on the thread that calls it, for a message there and one back.
+
+    Never before other programs: the communicator's threads must get their turn.
+    """
+    communicator, peer = GlooCommunicator(), rank ^ 1
+    if peer >= dist.get_world_size():
+        return [(0.0, False)] * MESSAGES
+    given, came = torch.ones(256), torch.empty(256)
+    found: Runs = []
+    for _ in range(MESSAGES):
+        dist.barrier()
+        before, start = waited_s(), perf_counter()
+        sent, received = communicator.send(given, peer, 1), communicator.recv(came, peer, 1)
+        begun = perf_counter() - start
+        sleep(2e-3)  # by now both are over
+        start = perf_counter()
+        sent.wait()
+        received.wait()
+        took = begun + perf_counter() - start
+        found.append((took / 2, waited_s() - before > DISTURBED * took))
+    communicator.close()
+    return found
 
 
 def _times_of_all(rank: int, cases: list[tuple[str, int]], bench: Bench) -> list[Runs]:

@@ -71,6 +71,12 @@ class ProfiledCost:
         """Factor on both sides while compute and communication overlap: the machine's own where it was measured."""
         return self._overlap
 
+    @property
+    def host_s(self) -> float:
+        """Seconds that starting and finishing a message take of the thread that computes; 0 where not measured."""
+        taken = self.profile.dispatch
+        return 0.0 if taken is None else self._end(Answer.of(taken))
+
     def compute_s(
         self, chunk: Chunk, phase: Phase, sequences: float, tensor: int = 1, sequence_parallel: bool = False,
         context: int = 1, expert: int = 1, recompute: Recompute = Recompute.FULL,

@@ -81,7 +81,7 @@ def measured(model: str, chosen: list[dict[str, Any]], store: Path, priority: bo
 
     architecture, cluster = preset(model), load_cluster("cpu")
     began = perf_counter()
-    options = ["--model", model, "--seq-len", str(SEQ), "--ranks", "2", "--micro-batch", "1,2", "--budget", "60s"]
+    options = ["--model", model, "--seq-len", str(SEQ), "--ranks", "2", "--micro-batch", "1,2", "--budget", "150s"]
     status = profile_main([*options, "--store", str(store), *(["--priority"] if priority else [])])
     if status:
         sys.exit(status)
