@@ -8,7 +8,7 @@ local                 virtual ranks: many ranks in one process, rendezvous seman
 gloo, nccl            the same protocol on ``torch.distributed`` processes
 groups                which groups a rank is in; how collectives inside graphs reach them
 model                 where graphs, initial weights and buffers of one rank come from
-graphs, quick         one callable for each macro action: graphs of its chunks joined, gradients added in place; fewer calls
+graphs, quick         one callable for each macro action: graphs of its chunks joined, gradients added in place
 tables                what each row runs, reads and makes, in one list of steps, from the compiled DAG and plan
 lowering              what all ranks of a program in one process share
 buffers, storage      flat buckets: parameters, gradients and shards of ZeRO-0 to 3; those of one rank
