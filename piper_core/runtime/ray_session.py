@@ -3,6 +3,7 @@ behind."""
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import shutil
@@ -41,16 +42,18 @@ class RaySession:
         Raises:
             ConfigError: Ray is not installed, or nothing answers at the address.
         """
-        try:
-            import ray
-        except ModuleNotFoundError:
-            raise ConfigError("real ranks need ray: make setup installs it") from None
         self.own, self.address, self._processes = False, "", list[int]()
-        self._connected = ray.is_initialized()
         _sweep()
         root = tempfile.gettempdir()
         root = root if len(root) <= 24 else "/tmp"  # sockets in it have names of at most 107 bytes
         self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=root))
+        # Registered before Ray's own exit, it comes after that, which may still write.
+        atexit.register(shutil.rmtree, self.folder, ignore_errors=True)
+        try:
+            import ray
+        except ModuleNotFoundError:
+            raise ConfigError("real ranks need ray: make setup installs it") from None
+        self._connected = ray.is_initialized()
         try:
             self._connect(address, ranks)
         except BaseException:
@@ -72,6 +75,7 @@ class RaySession:
         import ray
 
         self.own = True
+        ray._private.worker._worker_logs_enabled = False  # else news of dead workers are printed to stdout
         ray.init(
             address="local", num_cpus=max(ranks, os.cpu_count() or 1), include_dashboard=False, log_to_driver=False,
             logging_level=logging.CRITICAL, _temp_dir=str(self.folder), object_store_memory=_STORE_BYTES,
