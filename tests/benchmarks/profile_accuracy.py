@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import combinations
 from pathlib import Path
 from statistics import mean, median
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
@@ -53,21 +54,21 @@ class Row:
     noise: float
     disturbed: int
     run: Any
+    times_s: tuple[float, ...]
 
 
 def main() -> int:
     """Print the table; return 1 when a limit is broken."""
     os.sched_setaffinity(0, range(os.cpu_count() or 1))
     priority = bool(os.environ.get("PIPER_PRIORITY"))
-    store = Path(os.environ.get("PIPER_PROFILES") or mkdtemp(prefix="piper-profiles-"))
     kept = True
-    for model, chosen in STRATEGIES.items():
-        rows, profile = measured(model, chosen, store, priority)
-        kept &= report(model, rows, profile)
+    with TemporaryDirectory(prefix="piper-profiles-") as folder:
+        for model, chosen in STRATEGIES.items():
+            kept &= report(model, measured(model, chosen, Path(folder), priority))
     return 0 if kept else 1
 
 
-def measured(model: str, chosen: list[dict[str, Any]], store: Path, priority: bool) -> tuple[list[Row], Any]:
+def measured(model: str, chosen: list[dict[str, Any]], store: Path, priority: bool) -> list[Row]:
     """Take a profile, predict, run."""
     from piper_core.arch.presets import preset
     from profiler.cli import main as profile_main
@@ -75,6 +76,7 @@ def measured(model: str, chosen: list[dict[str, Any]], store: Path, priority: bo
     from profiler.record import Sample
     from profiler.spec import load_cluster
     from profiler.store import load, profiles
+    from search.history import keep_run
     from search.predict import predict
     from search.profiled import by_profile, run_of
     from search.request import Request
@@ -103,13 +105,15 @@ def measured(model: str, chosen: list[dict[str, Any]], store: Path, priority: bo
         times = quiet if len(quiet) >= 5 else [b.seconds for b in bursts]
         sample = Sample(tuple(times), len(bursts) - len(times))
         score = each.found.score
+        keep_run(path, profile, trial.name, program_digest(each.found.strategy.program), sample, score)
         rows.append(
             Row(
                 trial.name, score.step_time_s, each.low_s, each.high_s, sample.median_s, sample.spread,
                 sum(b.disturbed for b in bursts), run_of(trial.name, trial.name, "now", sample, score),
+                tuple(b.seconds for b in bursts),
             )
         )  # fmt: skip
-    return rows, profile
+    return rows
 
 
 def named(options: dict[str, Any]) -> str:
@@ -118,7 +122,27 @@ def named(options: dict[str, Any]) -> str:
     return " ".join(f"{words.get(k, k)}{v if v is not True else ''}" for k, v in options.items())
 
 
-def report(model: str, rows: list[Row], profile: Any) -> bool:
+def program_digest(program: Any) -> str:
+    """Return a hash of a program's directives."""
+    return sha256(repr(program).encode()).hexdigest()[:12]
+
+
+def raced(rows: list[Row]) -> str:
+    """Race the strategies on the times they took, best guess first, and say how that went."""
+    from profiler.race import Rules, race
+
+    names = [row.name for row in sorted(rows, key=lambda row: row.predicted_s)]
+    times = {row.name: iter(row.times_s) for row in rows}
+    found = race(names, lambda alive: {name: next(times[name]) for name in alive}, Rules(rounds=ROUNDS))
+    best = min(rows, key=lambda row: row.measured_s)
+    winner = next(row for row in rows if row.name == found.winner)
+    return (
+        f"race: {found.winner} after {found.runs} of {len(rows) * ROUNDS} runs ({found.ended}), "
+        f"{winner.measured_s / best.measured_s - 1:.1%} from the best of all runs, {best.name}"
+    )
+
+
+def report(model: str, rows: list[Row]) -> bool:
     """Print one model's table; return whether it kept the limits."""
     from profiler.residual import Residual
 
@@ -146,6 +170,7 @@ def report(model: str, rows: list[Row], profile: Any) -> bool:
           f"{inside} of {len(after)} others inside their 90 % intervals; Kendall tau {tau:.2f}; the predicted "
           f"winner is {loss:.1%} from the best measured; noise of steps (quartiles) {noise:.1%}; "
           f"{sum(r.disturbed for r in rows)} of {len(rows) * ROUNDS} bursts disturbed")  # fmt: skip
+    print(raced(rows))
     kept = figures["tau"] >= LIMITS["tau"] and all(figures[n] <= LIMITS[n] for n in ("before", "after", "winner"))
     print(f"limits: {LIMITS}: {'kept' if kept else 'BROKEN'}\n", flush=True)
     return kept

@@ -1,0 +1,145 @@
+"""``piper-profile`` and ``--profile``: light, plain, and every wrong input one line with exit status 2."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from profiler.cli import main
+from profiler.fingerprint import machine
+from profiler.store import model_digest, place, save
+from search.cli import main as search
+from tests.null.profiler.made import LLAMA, bare, profile, run
+
+PREDICT = ["predict", "--model", "tiny-llama", "--cluster", "cpu", "--seq-len", "128", "--num-microbatches", "4"]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    made = tmp_path / "a.profile.json"
+    save(profile(), made)
+    return made
+
+
+def test_show_prints_every_measurement(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert all(f"{site} " in text for site in profile().sites)
+    assert "compute and transfer at once: 1.50" in text
+    assert main(["show", str(path), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["sites"]) == len(profile().sites)
+
+
+def test_compare_says_what_differs(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "b.profile.json"
+    save(profile(scale=1.5), other)
+    assert main(["compare", str(path), str(other)]) == 0
+    text = capsys.readouterr().out
+    assert "geometric mean of B / A: 1.500" in text
+    assert "like machines" in text
+    assert main(["compare", str(path), str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["geometric_mean"] == pytest.approx(1)
+
+
+def test_a_store_is_listed_imported_to_and_exported_from(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "store"
+    assert main(["show", "--store", str(folder)]) == 0
+    assert "no profile in" in capsys.readouterr().out
+    assert main(["import", str(path), "--store", str(folder)]) == 0
+    kept = Path(capsys.readouterr().out.strip().removeprefix("imported: "))
+    assert kept.is_relative_to(folder)
+    assert main(["show", "--store", str(folder)]) == 0
+    assert "tiny-llama" in capsys.readouterr().out
+    assert main(["export", str(kept), str(tmp_path / "c.profile.json")]) == 0
+    assert (tmp_path / "c.profile.json").read_bytes() == path.read_bytes()
+    assert main(["export", str(kept), str(path)]) == 2, "an export writes over nothing"
+
+
+def test_predict_by_a_profile(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert search([*PREDICT, "--profile", str(path)]) == 0
+    assert "costs: chunks 8 measured" in capsys.readouterr().out
+    assert search([*PREDICT, "--profile", str(path), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["profile"]["origins"]["chunks"] == {"measured": 8}
+    assert data["profile"]["low_s"] < data["step_time_s"] < data["profile"]["high_s"]
+
+
+def test_the_stores_own_profile_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIPER_PROFILES", str(tmp_path))
+    assert search(PREDICT) == 0
+    assert "costs:" not in capsys.readouterr().out
+    here = machine("cpu")
+    save(profile(machine=here), place(here, LLAMA.name, model_digest(LLAMA), "float32"))
+    assert search(PREDICT) == 0
+    assert "costs: chunks 8 measured" in capsys.readouterr().out
+    assert search([*PREDICT, "--profile", "none"]) == 0
+    assert "costs:" not in capsys.readouterr().out
+
+
+def test_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "store"
+    made = profile().merged(bare(runs=(run("pp2 1f1b", 1.1, 1.0, 1, bubble=0.2), run("dp2", 1.0, 1.0, 2))))
+    save(made, folder / "m" / "x.profile.json")
+    assert search(["history", "--store", str(folder)]) == 0
+    text = capsys.readouterr().out
+    assert "pp2 1f1b" in text
+    assert "-9.1%" in text
+    assert search(["history", "--store", str(folder), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)[0]["rows"]) == 2
+    assert search(["history", "--store", str(tmp_path / "none")]) == 0
+    assert "no measured run" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "--model is missing"),
+        (["--model", "nothing"], "unknown model"),
+        (["--model", "tiny-llama", "--device", "tpu"], "invalid choice"),
+        (["--model", "tiny-llama", "--tp", "0"], "numbers of at least 1"),
+        (["--model", "tiny-llama", "--tp", "x"], "numbers of at least 1"),
+        (["--model", "tiny-llama", "--budget", "0"], "positive number of seconds"),
+        (["--model", "tiny-llama", "--seq-len", "99999"], "longer than tiny-llama allows"),
+        (["show", "no.profile.json"], "No such file"),
+        (["import", "no.profile.json"], "No such file"),
+        (["compare", "a", "b"], "No such file"),
+        (["--tp", "2", "show"], "--tp is an option of measuring, not of show"),
+    ],
+)
+def test_wrong_input_is_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.startswith("piper-profile: error: ")
+    assert error.count("\n") == 1
+
+
+def test_no_such_device(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")  # no nvidia-smi
+    assert main(["--model", "tiny-llama", "--device", "cuda"]) == 2
+    assert "no CUDA device here" in capsys.readouterr().err
+
+
+def test_a_profile_of_another_model(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert search(["predict", "--model", "tiny-moe", *PREDICT[3:], "--profile", str(path)]) == 2
+    assert "of model tiny-llama, not of tiny-moe" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["clusters"], ["show"]])
+def test_torch_is_left_alone(arguments: list[str], tmp_path: Path) -> None:
+    program = (
+        "import contextlib, sys\nfrom profiler.cli import main\n"
+        f"with contextlib.suppress(SystemExit):\n    main({arguments!r})\n"
+        "assert not {'torch', 'ray', 'pydantic', 'networkx', 'numpy'} & set(sys.modules)"
+    )
+    environment = {"PIPER_PROFILES": str(tmp_path), "PATH": "/usr/bin"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
