@@ -1,40 +1,30 @@
-"""What a step of many microbatches is, from two shorter ones.
+"""Long steps from short ones: once a pipeline is full, each further round of microbatches takes the same time.
 
-Each family repeats itself: once its pipeline is full, every further round of microbatches takes the same time and holds
-the same memory. So seconds are linear in the number of rounds, and two steps that are long enough say all of a longer
-one. Not so for two families, which are taken whole: GPipe holds more with every microbatch, and the rows of DualPipe
-pass through its two directions at times that drift, so that the messages at its peak differ a little.
+A plan of m microbatches fills, repeats, and drains. From ``FULL`` rounds of p microbatches on, another round adds the
+period of the repeated part and nothing else, so two steps that are long enough say all of a longer one. Memory changes
+no longer either. GPipe repeats nothing: it holds every microbatch.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from piper_core.schedule.families import get_family
+from piper_core.schedule.families import FAMILIES
+from piper_core.schedule.grid import Layout
 from search.candidate import Score
 from search.space import Configuration
 
-WHOLE = ("gpipe", "dualpipe")
-FILLED = 4
-"""Rounds of as many microbatches as rows, after which every family repeats itself (the law tests say so)."""
-WORTH = 4
-"""A step is shortened where it has so many times the microbatches of the longer of the two."""
+FULL = {"1f1b": 1, "zb_h1": 2}
+"""Rounds of p microbatches after which a family repeats itself; ``OTHERS`` where it is not named."""
+OTHERS = 3
 
 
 def rounds(config: Configuration) -> tuple[int, int] | None:
     """Return two numbers of microbatches that stand for a step's own, None where it is no longer than they are."""
-    m, p = config.num_microbatches, config.pp
-    family = get_family(config.schedule)
-    if config.schedule in WHOLE:
-        return None
-    step = 2 * p  # interleaved rounds are of p, and dualpipe halves the number
-    low = FILLED * p * config.virtual_stages
-    low += (m - low) % step
-    high = low + step
-    legal = family.microbatches(p, config.virtual_stages)
-    if m < WORTH * high or low not in legal or high not in legal:
-        return None
-    return low, high
+    p, m, name = config.pp, config.num_microbatches, config.schedule
+    round_ = p * (2 if FAMILIES[name].layout is Layout.BIDIRECTIONAL else 1)
+    least = FULL.get(name, OTHERS) * round_ + m % round_
+    return None if name == "gpipe" or m <= least + round_ else (least, least + round_)
 
 
 def extended(a: Score, b: Score, config: Configuration, shorter: tuple[int, int]) -> Score:

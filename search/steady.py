@@ -1,22 +1,12 @@
-"""Long steps from short ones: once a pipeline is full, each further round of microbatches takes the same time.
-
-A plan of m microbatches fills, repeats, and drains. From ``FULL`` rounds of p microbatches on, another round adds the
-period of the repeated part and nothing else, so a step of any length follows from two short ones. Memory no longer
-changes either. GPipe repeats nothing: it holds every microbatch.
-"""
+"""Predictions of long steps from short ones (:mod:`search.rounds`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from piper_core.schedule.families import FAMILIES
-from piper_core.schedule.grid import Layout
 from search.predict import Prediction, predict
 from search.request import Request
-
-FULL = {"1f1b": 1, "zb_h1": 2}
-"""Rounds of p microbatches after which a family repeats itself; ``OTHERS`` where it is not named."""
-OTHERS = 3
+from search.rounds import rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +24,8 @@ def long_step(request: Request) -> LongStep:
         As ``predict``.
     """
     config = request.resolve()
-    p, m, name = config.pp, config.num_microbatches, config.schedule
-    family = FAMILIES[name]
-    round_ = p * (2 if family.layout is Layout.BIDIRECTIONAL else 1)
-    least = FULL.get(name, OTHERS) * round_ + m % round_
-    if name == "gpipe" or m <= least + round_:
+    shorter = rounds(config)
+    if shorter is None:
         found = predict(request, proved=False)
         return LongStep(found.score.step_time_s, found)
 
@@ -46,6 +33,7 @@ def long_step(request: Request) -> LongStep:
         batch = n * config.dp * config.micro_batch
         return predict(replace(request, num_microbatches=n, global_batch=batch), proved=False)
 
-    short, longer = of(least), of(least + round_)
+    short, longer = of(shorter[0]), of(shorter[1])
     a_round = longer.score.step_time_s - short.score.step_time_s
-    return LongStep(short.score.step_time_s + a_round * ((m - least) // round_), longer)
+    more = (config.num_microbatches - shorter[0]) / (shorter[1] - shorter[0])
+    return LongStep(short.score.step_time_s + a_round * more, longer)
