@@ -64,8 +64,11 @@ class RaySession:
     def _connect(self, address: str | None, ranks: int) -> None:
         if self._connected:
             return
+        import ray
+
         for name, value in _QUIET.items():
             os.environ.setdefault(name, value)
+        ray._private.worker._worker_logs_enabled = False  # else news of dead workers are printed to stdout
         if address is None:
             self._start(ranks)
         else:
@@ -75,7 +78,6 @@ class RaySession:
         import ray
 
         self.own = True
-        ray._private.worker._worker_logs_enabled = False  # else news of dead workers are printed to stdout
         ray.init(
             address="local", num_cpus=max(ranks, os.cpu_count() or 1), include_dashboard=False, log_to_driver=False,
             logging_level=logging.CRITICAL, _temp_dir=str(self.folder), object_store_memory=_STORE_BYTES,
