@@ -57,6 +57,23 @@ def test_bounds_are_below_the_simulated_step(
             assert low <= high * SLACK, (str(config), times, sizes)
 
 
+@pytest.mark.parametrize(("architecture", "cluster", "gpus", "batch", "seq_len"), CASES)
+def test_a_sequence_takes_least_time_in_the_largest_microbatch(
+    architecture: Architecture, cluster: str, gpus: int, batch: int, seq_len: int
+) -> None:
+    """What the bound of degrees alone relies on."""
+    it = case(architecture, cluster, gpus, batch, seq_len)
+    for pp, tp, dp, ep, cp, outer in it.space.degrees():
+        for sequence in it.space.sequence(tp, cp):
+            times = [
+                it.problem.bounds.degrees(
+                    Configuration(pp, tp, dp, ep, "dualpipev", 1, 0, b, m, "none", sequence, "", cp, outer)
+                )[0]
+                for b, m in it.space.batches(dp)
+            ]
+            assert times[-1] <= min(times) * SLACK
+
+
 def test_the_sample_meets_every_choice() -> None:
     """All that the space can vary occurs in the sample above."""
     met: Counter[tuple[object, ...]] = Counter()
