@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from math import inf, log, sqrt
 from statistics import mean, median, stdev
 from typing import TYPE_CHECKING, Any, Literal
@@ -71,18 +71,6 @@ class Execution:
     reason: str = ""
     ranks: int = 0
 
-    def order(self, candidates: int) -> list[int]:
-        """Return the candidates with the winner first, the others as they were."""
-        return [self.winner, *(i for i in range(candidates) if i != self.winner)]
-
-    def reordered(self, order: Sequence[int]) -> Execution:
-        """Return the same with candidates counted in a new order."""
-        place = {old: new for new, old in enumerate(order)}
-        measured = [replace(each, candidate=place[each.candidate]) for each in self.measured]
-        return replace(
-            self, measured=tuple(sorted(measured, key=lambda each: each.candidate)), winner=place[self.winner]
-        )
-
     def header(self) -> dict[str, Any]:
         """Return what the header of the winner's strategy file says of it."""
         if self.rehearsal is not None:
@@ -123,13 +111,13 @@ class Execution:
         if not ran:
             made.append("none of them ran; the prediction's winner stands")
         elif self.decided:
-            made.append(f"winner by measurement, by more than noise: {self.winner + 1}")
+            made.append(f"winner by measurement, by more than noise: row {self.winner + 1}, which the file is of")
         elif len(ran) > 1:
             made.append(
                 f"differences are within noise: of the quickest, {self.winner + 1} was predicted to be the best"
             )
         else:
-            made.append(f"only {self.winner + 1} ran")
+            made.append(f"only row {self.winner + 1} ran, which the file is of")
         return made
 
 

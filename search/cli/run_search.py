@@ -107,13 +107,15 @@ def run_search(
         raise
     execution = _execute(problem, result, execute, cluster, hidden=json) if execute else None
     data = to_data(result, seed)
+    winner = 0
     if execution is not None:
-        data |= {"execution": execution.to_data()}
+        winner = execution.winner
+        data |= {"execution": execution.to_data(), "best": data["candidates"][winner]}
         for each in execution.measured:
             data["candidates"][each.candidate]["measured"] = each.to_data()
-    data["best"]["strategy_file"] = data["candidates"][0]["strategy_file"] = str(target / BEST)
+    data["best"]["strategy_file"] = data["candidates"][winner]["strategy_file"] = str(target / BEST)
     more = {"search": searched, "headline": headline(result), "axes": space.axes()}
-    best = strategy_of(problem, result.best, cluster)
+    best = strategy_of(problem, result.candidates[winner], cluster)
     if execution is not None:
         best = replace(best, header=replace(best.header, measured=execution.header()))
     names = write_folder(target, best, data | more)
@@ -133,15 +135,12 @@ def run_search(
 
 
 def _execute(problem: Problem, result: Result, k: int, cluster: str, *, hidden: bool) -> Execution:
-    """Execute the best candidates; where a later one wins by measurement, it becomes the first."""
+    """Execute the best candidates."""
     from search.execute import execute
 
     say = (lambda text: None) if hidden or console.plain(sys.stderr) else (lambda text: print(text, file=sys.stderr))
     strategies = [strategy_of(problem, each, cluster) for each in result.candidates[:k]]
-    execution = execute(strategies, problem.architecture, k, say=say)
-    order = execution.order(len(result.candidates))
-    result.candidates[:] = [result.candidates[i] for i in order]
-    return execution.reordered(order)
+    return execute(strategies, problem.architecture, k, say=say)
 
 
 def strategy_of(problem: Problem, candidate: Candidate, cluster: str) -> Strategy:

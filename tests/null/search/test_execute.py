@@ -43,18 +43,14 @@ def test_a_slow_round_for_all_is_no_noise() -> None:
     assert not clearly_quicker([1.1 * each for each in rounds], rounds)
 
 
-def test_the_winner_comes_first() -> None:
+def test_what_is_said_of_the_winner() -> None:
     found = Execution((of(0, 2.0), of(1, 1.0)), winner=1, decided=True, ranks=4)
-    order = found.order(4)
-    assert order == [1, 0, 2, 3]
-    new = found.reordered(order)
-    assert [each.candidate for each in new.measured] == [0, 1]
-    assert new.winner == 0
-    assert new.header()["step_time_s"] == pytest.approx(1.0)
-    text = "\n".join(new.lines([1.2, 1.1, 1.3, 1.4]))
-    assert "winner by measurement, by more than noise: 1" in text
-    assert "measured / predicted" in text
-    assert new.to_data()["mode"] == "real"
+    assert found.header()["step_time_s"] == pytest.approx(1.0)
+    text = "\n".join(found.lines([1.1, 1.2, 1.3]))
+    assert "winner by measurement, by more than noise: row 2" in text
+    assert "2  measured 1 s a step" in text
+    assert "measured / predicted 0.83" in text
+    assert found.to_data()["mode"] == "real"
 
 
 def test_lines_of_failures() -> None:
