@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 START_S = 180.0
 """Limit for starting processes, importing torch and making graphs."""
-_TICK_S, _GRACE_S, _PLACE_S = 0.5, 2.0, 60.0
+_TICK_S, _LOOK_S, _GRACE_S, _PLACE_S = 0.5, 2.0, 2.0, 60.0
 
 
 class Gang:
@@ -44,6 +44,7 @@ class Gang:
         self.session = RaySession(address, len(ranks))
         self._progress = self.session.folder / "progress"
         self._steps: dict[int, Sequence[str]] = {}
+        self._looked = time.monotonic()
         try:
             make_progress(self._progress, len(ranks))
             self._place(job.device)
@@ -105,6 +106,7 @@ class Gang:
         """
         assert not self._closed, "a gang that has ended takes no calls"
         try:
+            self._check_head()
             refs = {rank: getattr(actor, method).remote(*arguments, **named) for rank, actor in self._actors.items()}
             found = self._collect(refs, timeout_s or self.timeout_s)
         except BaseException:
@@ -139,9 +141,19 @@ class Gang:
                     break
         else:
             return found
-        at = watch.at | self._last()
-        where = ", ".join(f"rank {rank} at {at}" for rank, at in sorted(at.items())[:4])
-        raise RunError(f"Ray's head at {self.session.address} is gone; the run has ended", also=where)
+        raise self._headless(watch.at | self._last())
+
+    def _check_head(self) -> None:
+        """Look for the head from time to time: actors answer without it, until Ray ends this process a minute later."""
+        now = time.monotonic()
+        if now - self._looked >= _LOOK_S:
+            self._looked = now
+            if not self.session.alive():
+                raise self._headless(self._last())
+
+    def _headless(self, at: Mapping[int, str]) -> RunError:
+        where = ", ".join(f"rank {rank} at {step}" for rank, step in sorted(at.items())[:4])
+        return RunError(f"Ray's head at {self.session.address} is gone; the run has ended", also=where)
 
     def _blame(self, watch: _Watch, found: dict[int, Any], waiting: dict[int, Any], timeout_s: float) -> RunError:
         """Give the others a moment to say what they know, and name the cause."""
