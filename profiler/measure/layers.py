@@ -132,7 +132,8 @@ class Layers:
             self._run(cut.prelude, values)
             for piece in cut.pieces:
                 self._run(piece.forward, values)
-                self._run(piece.forward_keeping(kept(piece, Recompute.SELECTIVE)), values)
+                for policy in (Recompute.FULL, Recompute.SELECTIVE):  # R may start from more than B reads
+                    self._run(piece.forward_keeping(kept(piece, policy)), values)
             for piece in reversed(cut.pieces):
                 self._run(piece.backward, values)
                 self._run(piece.backward_input, values)

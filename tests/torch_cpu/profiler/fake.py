@@ -1,7 +1,8 @@
-"""A clock for tests: it runs each call once and says what it was told to."""
+"""A clock that says what it was told to, and a rank that fails as it was told to."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from itertools import repeat
 
@@ -25,3 +26,12 @@ class FakeClock:
         took = next(self.each) * times
         cut = bool(self.interrupt) and self.timings % self.interrupt == 0
         return Timing(took * (50 if cut else 1), took, cut)
+
+
+def raise_on(rank: int, bad: int, error: Exception | None) -> int:
+    """Raise on one rank, or die there where there is nothing to raise."""
+    if rank == bad:
+        if error is None:
+            os._exit(3)
+        raise error
+    return rank

@@ -29,7 +29,7 @@ ONCE = Effort(least=1, most=1, warm_up=0)
     [
         (LLAMA, Degrees(2, sequence=True)),
         (LLAMA, Degrees(context=2)),
-        (MOE, Degrees(expert=2)),
+        (MOE, Degrees(2, sequence=True, expert=2)),
     ],
     ids=lambda value: str(getattr(value, "name", value)),
 )
