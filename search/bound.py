@@ -52,6 +52,7 @@ class Shape:
     saved: list[float]
     mine: tuple[tuple[int, ...], ...]
     least_saved: list[float]
+    workspace: list[float]
     message_s: float
     static: dict[int, list[float]] = field(default_factory=dict)
     ends: dict[tuple[int, bool, bool], list[RowEnd]] = field(default_factory=dict)
@@ -113,6 +114,14 @@ class Bounds:
         saved[-1] += last
         return [size * config.micro_batch for size in saved]
 
+    def _workspaces(self, config: Configuration, counts: tuple[int, ...]) -> list[float]:
+        """Return, for each stage, the largest transient of the first chunk of its backward, when all is still held."""
+        kinds, kind_of = self.costs.kinds, self.costs.kind_of
+        first = [kinds[kind_of[end - 1]][-1] if end else self.costs.first[-1] for end in accumulate(counts)]
+        first[-1] = self.costs.last[-1]
+        share = config.micro_batch / (config.tp * config.cp)
+        return [chunk.workspace_bytes * share for chunk in first]
+
     def shape(self, config: Configuration) -> Shape:
         """Return what a configuration shares with others (kept)."""
         layout = config.layout
@@ -130,7 +139,8 @@ class Bounds:
         saved = self._saved_of_stages(config, counts)
         mine = stages_of_row(layout, config.pp, config.virtual_stages)
         least = [min(saved[s] for s in row) for row in mine]
-        shape = Shape(counts, held, stages, numel, saved, mine, least, self.costs.message_s(config))
+        workspace = self._workspaces(config, counts)
+        shape = Shape(counts, held, stages, numel, saved, mine, least, workspace, self.costs.message_s(config))
         self._shapes[key] = shape
         return shape
 
@@ -159,12 +169,20 @@ class Bounds:
 
     def memory_floor(self, config: Configuration, gap: float = 0.0) -> float:
         """Return bytes that the fullest row needs at least: static state, and activations of as many microbatches as
-        its family keeps alive, each no larger than the smallest stage of the row; the allocator loses ``gap`` of
-        those."""
+        its family keeps alive, each no larger than the smallest stage of the row, which are there until the next
+        backward, with its workspace; the allocator loses ``gap`` of those."""
         shape = self.shape(config)
         alive = alive_chunks(config.schedule, config.pp, config.num_microbatches, config.virtual_stages)
-        rows = zip(self._static(config, shape), alive, shape.least_saved, strict=True)
-        return max(static + (1 + gap) * n * least for static, n, least in rows) + self.context_bytes
+        work, last = shape.workspace, len(shape.counts) - 1
+        worst = 0.0
+        for static, n, least, held in zip(
+            self._static(config, shape), alive, shape.least_saved, shape.mine, strict=True
+        ):
+            held_bytes = n * least + min([work[s] for s in held])
+            if last in held:  # when the first backward begins
+                held_bytes = max(held_bytes, shape.saved[last] + work[last])
+            worst = max(worst, static + (1 + gap) * held_bytes)
+        return worst + self.context_bytes
 
     def any_order_floor(self, config: Configuration, gap: float = 0.0) -> float:
         """Return bytes that the fullest row needs at least under any order: static state, and one microbatch at the
@@ -175,10 +193,10 @@ class Bounds:
 
     def memory_of_order(self, config: Configuration, grid: Grid, gap: float = 0.0) -> float:
         """Return bytes that the fullest row needs at least under the order of ``grid`` (level 2)."""
-        saved = self.shape(config).saved
+        shape = self.shape(config)
         worst = 0.0
         for static, slots in zip(self.static_bytes(config), grid.rows, strict=True):
-            worst = max(worst, static + (1 + gap) * peak_of(slots, saved))
+            worst = max(worst, static + (1 + gap) * peak_of(slots, shape.saved, shape.workspace))
         return worst + self.context_bytes
 
     # time ----------------------------------------------------------------------------------------------------------
@@ -439,6 +457,7 @@ class Bounds:
         whole, layers = self._whole(part), self._layers
         again = NOTHING if some or policy == Recompute.NONE else self._again(shard, b, policy)
         size, exchange = self._state(part), part.schedule not in OVERLAPPING
+        size += (1 + gap) * b * self.costs.last[-1].workspace_bytes / (part.tp * part.cp)
         each, more = (1 + gap) * b, 0.0
         saved = self._saved_of_model(shard, Recompute.NONE if some else Recompute(policy), layers) * each
         if some:

@@ -100,12 +100,15 @@ def alive_chunks(schedule: str, pp: int, m: int, v: int) -> tuple[int, ...]:
     return tuple(int(peak_of(row, ones)) for row in family.grid(pp, shorter, v).rows)
 
 
-def peak_of(slots: Sequence[Slot], saved: Sequence[float]) -> float:
-    """Return the most that a row holds at once between F and B or BI; in an overlap group what ends counts first."""
+def peak_of(slots: Sequence[Slot], saved: Sequence[float], workspace: Sequence[float] = ()) -> float:
+    """Return the most that a row holds at once between F and B or BI, and at the start of a backward its ``workspace``;
+    in an overlap group what ends counts first."""
     now = peak = 0.0
     for slot in slots:
         for action in slot:
             if action.kind in (ActionKind.B, ActionKind.BI):
+                if workspace:
+                    peak = max(peak, now + workspace[action.stage])
                 now -= saved[action.stage]
         for action in slot:
             if action.kind is ActionKind.F:
