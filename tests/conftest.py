@@ -12,6 +12,8 @@ from hypothesis import settings
 
 GOLDEN = Path(__file__).parent / "golden"
 
+os.environ["PIPER_PROFILES"] = os.devnull  # what a person has measured must not change what tests see
+
 # No deadline, because a shared machine stalls; derandomized, so that a red run is red again when repeated.
 # HYPOTHESIS_PROFILE=explore draws new examples each time.
 settings.register_profile("repeatable", deadline=None, derandomize=True, print_blob=True)
