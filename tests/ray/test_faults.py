@@ -13,6 +13,7 @@ from piper_core.runtime.optimizer import SGD
 from piper_core.runtime.trainer import Trainer
 from tests.ray.strategies import MODEL, batch, pipeline, runs, traces
 
+pytestmark = pytest.mark.usefixtures("cluster")
 TIMEOUT_S = 6.0
 CASES = [
     (Fault(Kind.KILL, 1, "1B0", 1), r"rank 1 at 1B0: its process died.*; rank 0 at 0RECV_B0 \(wait\)"),

@@ -14,6 +14,8 @@ from piper_core.runtime.optimizer import AdamW, Clip
 from piper_core.runtime.trainer import Trainer
 from tests.ray.strategies import MODEL, batch, divided, pipeline, runs, sharded, traces
 
+pytestmark = pytest.mark.usefixtures("cluster")
+
 
 def test_trains_measures_saves_and_goes_on_elsewhere(tmp_path: Path) -> None:
     """Three steps under ZeRO-1; saved after two; the third again from the file under tensor parallelism, in a pipeline
