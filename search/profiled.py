@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from piper_core.arch.record import Architecture
-from piper_core.ir.dag import Dag
+from piper_core.ir.dag import Dag, training_dag
 from piper_core.names import Axis, Collective, NodeKind
 from piper_core.schedule.compile import Compiled
 from piper_core.schedule.plan import Plan
@@ -18,6 +18,7 @@ from profiler.record import Profile, Run
 from profiler.residual import Residual
 from profiler.spec import Cluster
 from profiler.store import find
+from search.bound import Bounds
 from search.candidate import Score
 from search.cost.memory import memory
 from search.cost.price import node_seconds
@@ -25,8 +26,10 @@ from search.cost.profiled import Level, ProfiledCost, widened
 from search.cost.roofline import RooflineCost
 from search.evaluate import Evaluation, score
 from search.predict import Prediction
+from search.problem import Problem
 from search.simulator.lower import ActionSeconds, action_seconds, on_compute, sums
 from search.simulator.run import simulate
+from search.stage_costs import StageCosts
 
 INNER = (Axis.TENSOR, Axis.SEQUENCE, Axis.EXPERT, Axis.CONTEXT)
 
@@ -149,3 +152,22 @@ def local_profile(architecture: Architecture, cluster: Cluster) -> Path | None:
     if cluster.name != "cpu":
         return None
     return find(architecture, machine("cpu"), "float32")
+
+
+def use_profile(problem: Problem, profile: Profile, where: str = "the profile") -> ProfiledCost:
+    """Let a search price with a profile, before it begins; return the cost model, which says where answers came from.
+
+    Raises:
+        ConfigError: the profile is of another model.
+    """
+    cost = ProfiledCost(
+        profile, problem.cost, problem.architecture, problem.seq_len, ranks=problem.gpus,
+        gpus_per_node=problem.cluster.gpus_per_node, where=where,
+    )  # fmt: skip
+    device = problem.cluster.device
+    problem.model = widened(problem.model, profile.dtype_bytes)
+    problem.cost = cost  # type: ignore[assignment]  # all that follows takes any CostModel
+    problem.costs = StageCosts(problem.model, cost)
+    problem.bounds = Bounds(problem.costs, cost, device.context_bytes, device.memory_bytes)
+    problem.base = training_dag(problem.model, global_batch=problem.global_batch)
+    return cost

@@ -13,9 +13,12 @@ from profiler.cli import main
 from profiler.fit import Chunks, Origin
 from profiler.spec import load_cluster
 from profiler.store import check_model, load, model_digest
+from search.engine import search
 from search.predict import predict
-from search.profiled import by_profile
+from search.problem import Problem
+from search.profiled import by_profile, use_profile
 from search.request import Request
+from search.space import Space
 
 FILE = Path(__file__).parent / "data" / "tiny-llama.profile.json"
 LLAMA, CPU = preset("tiny-llama"), load_cluster("cpu")
@@ -67,3 +70,18 @@ def test_strategies_are_priced_by_measurements_alone(options: dict[str, int]) ->
 def test_it_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(FILE)]) == 0
     assert "attention BI b1 s128" in capsys.readouterr().out
+
+
+def test_a_search_prices_with_it() -> None:
+    problem = Problem(LLAMA, CPU, 2, 4, 128)
+    by_preset = Problem(LLAMA, CPU, 2, 4, 128)
+    cost = use_profile(problem, TAKEN)
+    space = Space(LLAMA, 2, CPU.gpus_per_node, 4, 128, {"pp": ("1", "2"), "tp": ("1", "2"), "zero": ("0",)}, {})
+    result = search(problem, space, top=3, budget_s=30.0, workers=1, tune=False)
+    assert result.stopped == "proved"
+    for each in result.candidates[:3]:
+        assert problem.bounds.time_bound(each.config) <= each.score.step_time_s * (1 + 1e-9)
+        assert each.score.step_time_s == pytest.approx(problem.score(each.config).step_time_s)
+        preset_s = by_preset.score(each.config).breakdown["compute"]
+        assert each.score.breakdown["compute"] != pytest.approx(preset_s, rel=0.01)
+    assert cost.origins["chunks"][Origin.MEASURED] > 0
