@@ -14,10 +14,11 @@ from math import inf
 from piper_core.names import Recompute
 from piper_core.schedule.families import FAMILIES, get_family
 from piper_core.schedule.grid import Layout
-from search.bound import OVERLAPPING, Bounds
+from search.bound import Bounds
 from search.candidate import Score
 from search.cost.memory import TIGHT_GAPS, USABLE
 from search.objective import Objective
+from search.partial_bound import OVERLAPPING
 from search.space import SOME, USUAL, Configuration, Degrees, Fine, Space
 
 _DEGREES, _PARTIAL, _SHAPE, _WHOLE, _REPLAYED = range(5)

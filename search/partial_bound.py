@@ -1,0 +1,146 @@
+"""Lower bounds on step time and peak memory of partial assignments, whatever their schedule, ZeRO stage and cuts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import inf
+from typing import assert_never
+
+from piper_core.arch.chunk import Chunk, Saved
+from piper_core.names import Recompute, Region
+from search.cost.base import CostModel
+from search.row_parts import RowParameters, count_parameters, sum_parameters
+from search.space import SOME, Configuration
+from search.stage_costs import NOTHING, PhaseSeconds, Shards, StageCosts, mixed, shards_of
+
+COMPUTE_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES = 2, 4, 12
+"""Bytes a parameter: bf16 weight; fp32 accumulated gradient; fp32 master weight and two Adam moments."""
+OVERLAPPING = ("dualpipev", "dualpipe")
+"""Families whose overlap groups may hide the collectives inside a forward or backward."""
+
+
+class PartialBounds:
+    """Bounds of partial assignments of one model on one cluster, of what needs at most ``capacity_bytes``."""
+
+    def __init__(self, costs: StageCosts, cost: CostModel, context_bytes: float, capacity_bytes: float = inf) -> None:
+        self.costs, self.cost = costs, cost
+        self.context_bytes, self.capacity_bytes = context_bytes, capacity_bytes
+        (self._layers,) = costs.composition((costs.model.layers,))
+        self.numel = lru_cache(maxsize=None)(self._numel)
+        self.saved = lru_cache(maxsize=None)(self._saved)
+
+    # what a row holds ----------------------------------------------------------------------------------------------
+
+    def _numel(self, tp: int, ep: int) -> tuple[RowParameters, list[RowParameters], RowParameters]:
+        """Return the parameters of (embedding, one layer of each kind, head) on one rank."""
+        first, last = (count_parameters(chunks, tp, ep) for chunks in (self.costs.first, self.costs.last))
+        return first, [count_parameters(kind, tp, ep) for kind in self.costs.kinds], last
+
+    def _saved(self, shard: Shards, policy: Recompute) -> tuple[float, list[float], float]:
+        """Return the bytes that (embedding, one layer of each kind, head) keep of a sequence from F to the backward."""
+
+        def size(each: Saved) -> float:
+            return (each.sharded / shard.tp + each.replicated / (shard.tp if shard.sequence else 1)) / shard.cp
+
+        def kept(chunks: list[Chunk], policy: Recompute) -> float:
+            match policy:
+                case Recompute.NONE:
+                    return sum(size(c.saved) for c in chunks)
+                case Recompute.SELECTIVE:
+                    return sum(size(c.saved_selective if c.region is Region.ATTENTION else c.saved) for c in chunks)
+                case Recompute.FULL:
+                    return size(chunks[0].saved_full)
+                case _:
+                    assert_never(policy)
+
+        layers = [kept(kind, policy) for kind in self.costs.kinds]
+        return kept(self.costs.first, Recompute.NONE), layers, kept(self.costs.last, Recompute.NONE)
+
+    # partial assignments -------------------------------------------------------------------------------------------
+
+    def partial(self, part: Configuration, gap: float = 0.0) -> tuple[float, float]:
+        """Return (seconds, bytes) at least of every schedule, ZeRO stage and cut at the degrees of ``part``, among the
+        schedules that have overlap groups or those that have none, as its own.
+
+        Seconds are the mean row's work, or one microbatch's way through all stages and back. Bytes are the mean row's:
+        its state under ZeRO-3 (two copies of each stage, of which ZeRO-1 shards the optimizer alone, take no less), and
+        one microbatch's activations, all of which are there when its backward begins. A number of layers to recompute
+        stands for every number: bytes are those of all, seconds those of as many as memory asks for where layers are
+        worth what the best kind is.
+        """
+        shard, b, policy = shards_of(part), part.micro_batch, part.recompute
+        some = policy == SOME or policy.isdecimal()
+        whole, layers = self._whole(part), self._layers
+        again = NOTHING if some or policy == Recompute.NONE else self._again(shard, b, policy)
+        size, exchange = self._state(part), part.schedule not in OVERLAPPING
+        size += (1 + gap) * b * self.costs.last[-1].workspace_bytes / (part.tp * part.cp)
+        each, more = (1 + gap) * b, 0.0
+        saved = self._saved_of_model(shard, Recompute.NONE if some else Recompute(policy), layers) * each
+        if some:
+            over = size + saved - part.pp * (self.capacity_bytes - self.context_bytes)
+            more = max(0.0, over) * self._seconds_a_byte(shard, b, gap, exchange=exchange)
+            saved = self._saved_of_model(shard, Recompute.FULL, layers) * each
+        whole += again
+        seconds = part.num_microbatches * (self._work(whole, part) + more) / part.pp
+        return max(seconds, whole.f + whole.bi), (size + saved) / part.pp + self.context_bytes
+
+    def degrees(self, part: Configuration) -> tuple[float, float]:
+        """Return (seconds, bytes) at least of all configurations with the degrees of ``part``, whose microbatch is the
+        largest: a sequence takes least time in that, and nothing is recomputed or kept."""
+        seconds = part.num_microbatches * self._work(self._whole(part), part) / part.pp
+        return seconds, self.partial_state(part)
+
+    def _whole(self, part: Configuration) -> PhaseSeconds:
+        embed, kinds, head = self.costs.pieces(shards_of(part), part.micro_batch)
+        return embed + mixed(kinds, self._layers) + head
+
+    def _again(self, shard: Shards, b: int, policy: str) -> PhaseSeconds:
+        return mixed(self.costs.repeats(shard, b, Recompute(policy)), self._layers)
+
+    def _work(self, whole: PhaseSeconds, part: Configuration) -> float:
+        """Return the seconds of one microbatch on one row that does it all, or on the busier of the streams of its
+        inner collectives, where overlap groups may hide them."""
+        exchange = part.schedule not in OVERLAPPING
+        compute = whole.forward(exchange=exchange) + min(backward_s(whole, split, exchange) for split in (False, True))
+        return max(compute, talk_s(whole, part))
+
+    def partial_state(self, part: Configuration) -> float:
+        """Return the bytes of :meth:`partial` without activations: at least of every microbatch and recompute."""
+        return self._state(part) / part.pp + self.context_bytes
+
+    def _state(self, part: Configuration) -> float:
+        """Return the bytes of all rows' state under ZeRO-3."""
+        first, each, last = self.numel(part.tp, part.ep)
+        model = first + sum_parameters(each, self._layers) + last
+        least = model.over(part.dp * part.cp, part.dp // part.ep * part.cp)
+        return (COMPUTE_BYTES + GRADIENT_BYTES + OPTIMIZER_BYTES) * least
+
+    def _saved_of_model(self, shard: Shards, policy: Recompute, layers: Sequence[int]) -> float:
+        """Return the bytes that one sequence keeps over all stages."""
+        first, each, last = self.saved(shard, policy)
+        return first + total(each, layers) + last
+
+    def _seconds_a_byte(self, shard: Shards, b: int, gap: float, *, exchange: bool) -> float:
+        """Return what recomputing layers takes for each byte that it frees, of the kind that frees most for least."""
+        again = self.costs.repeats(shard, b, Recompute.FULL)
+        pairs = zip(self.saved(shard, Recompute.NONE)[1], self.saved(shard, Recompute.FULL)[1], strict=True)
+        freed = [(none - full) * b * (1 + gap) for none, full in pairs]
+        spent = [each.r + (each.r_exchange if exchange else 0.0) for each in again]
+        return min((s / size for s, size in zip(spent, freed, strict=True) if size > 0), default=0.0)
+
+
+def total(sizes: Sequence[float], counts: Sequence[int]) -> float:
+    return sum(size * n for size, n in zip(sizes, counts, strict=True))
+
+
+def talk_s(piece: PhaseSeconds, config: Configuration) -> float:
+    """Return the seconds of a microbatch on the busier of the streams of its inner collectives."""
+    streams = max(1, sum(degree > 1 for degree in (config.tp, config.ep, config.cp)))
+    return (piece.f_exchange + min(piece.b_exchange, piece.bi_exchange)) / streams
+
+
+def backward_s(piece: PhaseSeconds, split: bool, exchange: bool) -> float:
+    if split:
+        return piece.input_backward(exchange=exchange) + piece.weight_backward(exchange=exchange)
+    return piece.backward(exchange=exchange)
