@@ -11,7 +11,7 @@ from pathlib import Path
 from search.candidate import Outcome, Score
 from search.database import Database
 from search.generators.base import Generator
-from search.generators.best_first import TIME, BestFirst
+from search.generators.best_first import NEEDLESS, TIME, BestFirst, less
 from search.objective import Objective
 from search.problem import Candidate, Problem
 from search.result import Result, candidate_data, pareto, to_data
@@ -84,6 +84,7 @@ def search(
     with evaluator(problem, workers) as run:
         try:
             _seed(state, space, run)
+            state.main = generator
             while state.running:
                 state.floor = generator.bound()
                 batch = generator.ask(state.batch, state.threshold(top), state.deadline_s())
@@ -123,6 +124,8 @@ class _State:
         self.seen: dict[Configuration, Candidate] = {}
         self.known = database.known if database is not None else {}
         self.told: set[Configuration] = set()
+        self.told_main: set[Configuration] = set()
+        self.main: Generator | None = None
         self.tightest: tuple[float, Candidate | None] = (inf, None)
         self.floor = inf  # what an interrupt in mid-expansion may lose from the generator
 
@@ -167,12 +170,28 @@ class _State:
         if self.database is not None:
             self.database.record(told)
         known.update(told)
-        result.candidates = sorted(self.seen.values(), key=lambda candidate: candidate.rank(result.objective))
+        result.candidates = sorted(self._needed(), key=lambda candidate: candidate.rank(result.objective))
+        if generator is self.main:
+            self.told_main.update(config for config, _ in told)
+        kept = {candidate.config for candidate in result.candidates}
+        result.needless = sum(config not in kept for config in self.seen if config in self.told_main)
         result.wall_s = time.perf_counter() - self.start
         if self.progress is not None:
             self.progress(result, generator)
         if time.perf_counter() > self.deadline_s() and not result.stopped:
             result.stopped = "budget"
+
+    def _needed(self) -> list[Candidate]:
+        """Return what fits, without what recomputes more than another that is the same otherwise."""
+        if self.result.objective != "throughput":
+            return list(self.seen.values())
+        fitting: dict[Configuration, list[str]] = {}
+        for config in self.seen:
+            fitting.setdefault(replace(config, recompute=""), []).append(config.recompute)
+        return [
+            candidate for config, candidate in self.seen.items()
+            if not any(less(other, config.recompute) for other in fitting[replace(config, recompute="")])
+        ]  # fmt: skip
 
     def _keep(self, config: Configuration, score: Score) -> None:
         result, candidate = self.result, Candidate(config, self.problem.costs.of(config)[0], score)
@@ -267,6 +286,8 @@ def fix_of(config: Configuration) -> dict[str, tuple[str, ...]]:
 
 def _finish(result: Result, generator: BestFirst, state: _State) -> None:
     result.pruned |= {reason: n for reason, n in generator.pruned.items() if n}
+    if result.needless:
+        result.pruned[NEEDLESS] = result.pruned.get(NEEDLESS, 0) + result.needless
     if result.too_big:
         result.pruned["memory: simulated"] = result.too_big
     if result.close:

@@ -81,8 +81,9 @@ def evaluator(problem: Problem, workers: int | None) -> Iterator[Run]:
     try:
         yield apart
     finally:
+        finished = all(future.done() for future in running)
         processes = list((pool._processes or {}).values())
-        pool.shutdown(wait=False, cancel_futures=True)
-        if not all(future.done() for future in running):  # nobody waits for what is still being evaluated
+        pool.shutdown(wait=finished, cancel_futures=True)
+        if not finished:  # nobody waits for what is still being evaluated
             for process in processes:
                 process.terminate()

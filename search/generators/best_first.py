@@ -261,15 +261,8 @@ class BestFirst:
     def _needless(self, config: Configuration) -> bool:
         """Say whether the same configuration fits with part of the recompute: a longer action never makes the step of
         one order shorter."""
-        policy = config.recompute
-        if self.by_memory:
-            return False
-        for other in self._fitting.get(replace(config, recompute=""), ()):
-            if other != policy and (other == Recompute.NONE or policy == Recompute.FULL):
-                return True
-            if other.isdecimal() and policy.isdecimal() and int(other) < int(policy):
-                return True
-        return False
+        fitting = self._fitting.get(replace(config, recompute=""), ())
+        return not self.by_memory and any(less(other, config.recompute) for other in fitting)
 
     def _near(self, need: float, config: Configuration) -> None:
         """Remember the configuration that comes nearest to fitting, for the day when none fits."""
@@ -341,6 +334,13 @@ class BestFirst:
     def rest(self, threshold_s: float) -> int:
         """Return how many finer choices of what was asked for may take ``threshold_s`` or less."""
         return sum(count for bound, count in self._rest if bound <= threshold_s)
+
+
+def less(policy: str, than: str) -> bool:
+    """Say whether one recompute policy repeats part of what another does."""
+    if policy.isdecimal() and than.isdecimal():
+        return int(policy) < int(than)
+    return policy != than and (policy == Recompute.NONE or than == Recompute.FULL)
 
 
 def _stages(schedule: str, pp: int, v: int) -> int:

@@ -82,6 +82,7 @@ def plans() -> list[tuple[str, Plan]]:
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 def test_verifier_agrees_with_real_messages(tmp_path: Path) -> None:
+    before = set(multiprocessing.active_children())
     chosen = plans()
     assert len(chosen) == 50
     real = verdicts([format_plan(plan) for _, plan in chosen], tmp_path, quiet_s=2.0, batch=10)
@@ -94,4 +95,4 @@ def test_verifier_agrees_with_real_messages(tmp_path: Path) -> None:
         else:
             assert happened == said, told
     assert mispaired >= 10
-    assert not multiprocessing.active_children()
+    assert set(multiprocessing.active_children()) <= before

@@ -35,9 +35,10 @@ LLAMA = replace(preset("tiny-llama"), layers=2)
     ],
 )
 def test_a_rank_that_fails_ends_it_for_all(error: Exception | None, kind: type[Exception], words: str) -> None:
+    before = set(multiprocessing.active_children())
     with pytest.raises(kind, match=words):
         on_processes(raise_on, 2, 1, error, timeout_s=60.0)
-    assert multiprocessing.active_children() == []
+    assert set(multiprocessing.active_children()) <= before
 
 
 @pytest.mark.slow
