@@ -18,8 +18,8 @@ class Result:
     how much quicker than the best, as a fraction, anything that was not evaluated could be under the same costs;
     ``least_left_s`` is a step time that nothing of that kind beats, other buckets, prefetches and streams of what was
     evaluated aside, ``least_s`` one that neither those nor any other order beats; ``family_gap`` is the gap to the
-    former. ``finer`` counts those that were evaluated, ``reordered`` the orders of the list scheduler, ``needless`` what
-    fits but recomputes more than another."""
+    former. ``finer`` counts those that were evaluated, ``reordered`` the orders of the list scheduler, ``needless``
+    what fits but recomputes more than another."""
 
     candidates: list[Candidate] = field(default_factory=list)
     size: int = 0
