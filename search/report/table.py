@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import floor, log10
 
 from search.engine import Candidate, Result, pareto
@@ -58,7 +59,7 @@ def _describe(*candidates: Candidate) -> list[str]:
     if len(candidates) > 1 and len(set(words)) == 1:
         finer = [
             (f"sequence parallelism {_on(config)}", f"cuts {config.cuts}", also(config, none=""))
-            for config in (candidate.config for candidate in candidates)
+            for config in (replace(candidate.config, order="family") for candidate in candidates)
         ]
         for alike in zip(*finer, strict=True):
             if len(set(alike)) > 1:
