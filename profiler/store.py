@@ -55,6 +55,11 @@ def find(architecture: Architecture, machine: Machine, dtype: str, root: Path | 
     return path if path.exists() else None
 
 
+def taken(architecture: Architecture, dtype: str, root: Path | None = None) -> bool:
+    """Say whether the store has a profile of a model on any machine."""
+    return next((root or folder()).glob(f"*/*.{model_digest(architecture)}.{dtype}{ENDING}"), None) is not None
+
+
 def profiles(root: Path | None = None) -> list[Path]:
     """Return all profiles of a store, sorted."""
     return sorted((root or folder()).glob(f"*/*{ENDING}"))

@@ -42,19 +42,12 @@ def take(
     length = seq_len or min(DEFAULT_SEQ_LEN, architecture.max_seq)
     if length > architecture.max_seq:
         raise ConfigError(f"--seq-len {length} is longer than {model} allows: at most {architecture.max_seq}")
-    kept_as = dtype or ("float32" if kind == "cpu" else "bfloat16")
+    kept_as = dtype or dtype_on(kind)
     target = _target(store, here, architecture, kept_as)
-    from profiler.measure.chunks import legal, shapes
-    from profiler.measure.sitting import Sitting, Wanted
-
-    more = legal(architecture, length, ranks) if ranks else {"tensor": [1], "expert": [1]}
-    asked = shapes(
-        architecture, length, tensor=tp or more["tensor"], expert=ep or more["expert"], context=cp or (1,),
-        micro_batch=micro_batch or (1, 2, 4),
+    sitting = _sitting(
+        architecture, kind, target, length, ranks, dtype=kept_as, tp=tp, ep=ep, cp=cp, micro_batch=micro_batch,
+        transfers=here.count if collectives else ranks or 0, threads=threads or 1, priority=bool(priority),
     )  # fmt: skip
-    transfers = here.count if collectives else min(here.count, ranks or 0)
-    wanted = Wanted(tuple(asked), kind, kept_as, transfers, threads or 1, bool(priority))
-    sitting = Sitting(architecture, wanted, target)
     now = conditions(kind)
     if now.busy:
         print(f"piper-profile: warning: {now.load:.1f} processes a core run here; times may be off", file=sys.stderr)
@@ -96,6 +89,46 @@ def take(
         print(f"out of memory: {site}")
     print(f"written: {target} (piper-profile show {target})")
     return 0
+
+
+def measured(
+    architecture: Architecture, device: str, *, seq_len: int, ranks: int, threads: int, budget_s: float, hidden: bool
+) -> Path:
+    """Measure a model on this machine for a search over ``ranks``, and return where the store has it.
+
+    Raises:
+        ConfigError: no such device, or a budget too small to measure anything.
+    """
+    began = perf_counter()
+    dtype = dtype_on(device)
+    target = place(machine(device, threads), architecture.name, model_digest(architecture), dtype)
+    sitting = _sitting(architecture, device, target, seq_len, ranks, dtype=dtype, transfers=ranks, threads=threads)
+    with _progress(hidden=hidden) as report:
+        report("tracing", 0, 1)
+        sitting.run(sitting.trace(), began + budget_s, report)
+    return target
+
+
+def dtype_on(device: str) -> str:
+    """Return the dtype that a device is measured in where nothing is said: what ``run`` trains in there."""
+    return "float32" if device == "cpu" else "bfloat16"
+
+
+def _sitting(
+    architecture: Architecture, device: str, target: Path, seq_len: int, ranks: int | None, *, dtype: str,
+    transfers: int, threads: int, priority: bool = False, tp: tuple[int, ...] | None = None,
+    ep: tuple[int, ...] | None = None, cp: tuple[int, ...] | None = None, micro_batch: tuple[int, ...] | None = None,
+) -> Sitting:  # fmt: skip
+    """Return a sitting that measures what was asked for, or what a search over ``ranks`` may ask for."""
+    from profiler.measure.chunks import legal, shapes
+    from profiler.measure.sitting import Sitting, Wanted
+
+    more = legal(architecture, seq_len, ranks) if ranks else {"tensor": [1], "expert": [1]}
+    asked = shapes(
+        architecture, seq_len, tensor=tp or more["tensor"], expert=ep or more["expert"], context=cp or (1,),
+        micro_batch=micro_batch or (1, 2, 4),
+    )  # fmt: skip
+    return Sitting(architecture, Wanted(tuple(asked), device, dtype, transfers, threads, priority), target)
 
 
 def _target(store: Path | None, here: object, architecture: Architecture, dtype: str) -> Path:

@@ -59,4 +59,6 @@ def find(
 def _with_less(problem: Problem, memory_bytes: float) -> Problem:
     device = replace(problem.cluster.device, memory_bytes=memory_bytes)
     cluster = replace(problem.cluster, device=device)
-    return Problem(problem.architecture, cluster, problem.gpus, problem.global_batch, problem.seq_len)
+    less = Problem(problem.architecture, cluster, problem.gpus, problem.global_batch, problem.seq_len)
+    less.price_with(problem.model, problem.cost)
+    return less

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from math import inf
 from typing import assert_never
@@ -11,7 +12,7 @@ from piper_core.arch.chunk import Chunk, Saved
 from piper_core.names import Recompute, Region
 from search.cost.base import CostModel
 from search.row_parts import RowParameters, count_parameters, sum_parameters
-from search.space import SOME, Configuration
+from search.space import SOME, Configuration, divisors
 from search.stage_costs import NOTHING, PhaseSeconds, Shards, StageCosts, mixed, shards_of
 
 COMPUTE_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES = 2, 4, 12
@@ -87,9 +88,12 @@ class PartialBounds:
 
     def degrees(self, part: Configuration) -> tuple[float, float]:
         """Return (seconds, bytes) at least of all configurations with the degrees of ``part``, whose microbatch is the
-        largest: a sequence takes least time in that, and nothing is recomputed or kept."""
-        seconds = part.num_microbatches * self._work(self._whole(part), part) / part.pp
-        return seconds, self.partial_state(part)
+        largest: a sequence takes least time in that, or, by costs that promise no such thing, in the best of all that
+        divide it. Nothing is recomputed or kept."""
+        largest = part.micro_batch
+        sizes = [largest] if self.cost.regular else divisors(largest)
+        each = min(self._work(self._whole(replace(part, micro_batch=b)), part) / b for b in sizes)
+        return part.num_microbatches * largest * each / part.pp, self.partial_state(part)
 
     def _whole(self, part: Configuration) -> PhaseSeconds:
         embed, kinds, head = self.costs.pieces(shards_of(part), part.micro_batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from piper_core.program.strategy import Strategy
@@ -31,11 +32,12 @@ def price(strategy: Strategy, compiled: Compiled, cluster: Cluster) -> Evaluatio
     )  # fmt: skip
 
 
-def predicted_of(score: Score, cluster: Cluster) -> dict[str, Any]:
-    """Return what a header's ``predicted`` says of a score: the whole, time by cause, the fullest row by cause."""
+def predicted_of(score: Score, cluster: Cluster, by: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return what a header's ``predicted`` says of a score: ``by`` what it was priced, the whole, time by cause, the
+    fullest row by cause."""
     found = Price.of(score)
     return {
-        "by": f"roofline and alpha-beta costs of {cluster.name}; nothing was measured",
+        **(by or {"by": f"roofline and alpha-beta costs of {cluster.name}; nothing was measured"}),
         "step_time_s": _digits(score.step_time_s),
         "tokens_per_s_per_gpu": round(score.tokens_per_s_per_gpu, 1),
         "mfu": round(score.mfu, 4),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from piper_core.arch.chunk import ModelChunks
 from piper_core.arch.closed_form import model_chunks
 from piper_core.arch.record import Architecture
 from piper_core.ir.dag import Dag, training_dag
@@ -13,6 +14,7 @@ from piper_core.schedule.compile import Compiled, compile_program
 from profiler.spec import Cluster
 from search.bound import Bounds
 from search.candidate import Score
+from search.cost.base import CostModel
 from search.cost.memory import USABLE
 from search.cost.roofline import RooflineCost
 from search.evaluate import evaluate
@@ -57,12 +59,15 @@ class Problem:
     ) -> None:
         self.architecture, self.cluster = architecture, cluster
         self.gpus, self.global_batch, self.seq_len = gpus, global_batch, seq_len
-        self.model = model_chunks(architecture, seq_len)
-        self.cost = RooflineCost(cluster)
-        self.costs = StageCosts(self.model, self.cost)
-        device = cluster.device
-        self.bounds = Bounds(self.costs, self.cost, device.context_bytes, USABLE * device.memory_bytes)
-        self.base = training_dag(self.model, global_batch=global_batch)
+        self.price_with(model_chunks(architecture, seq_len), RooflineCost(cluster))
+
+    def price_with(self, model: ModelChunks, cost: CostModel) -> None:
+        """Set the chunk table and the costs that all evaluations and bounds share."""
+        self.model, self.cost = model, cost
+        self.costs = StageCosts(model, cost)
+        device = self.cluster.device
+        self.bounds = Bounds(self.costs, cost, device.context_bytes, USABLE * device.memory_bytes)
+        self.base = training_dag(model, global_batch=self.global_batch)
 
     def bucket_mib(self, config: Configuration) -> int:
         """Return the bucket size of a configuration (0: one bucket a stage)."""

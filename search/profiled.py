@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,28 +10,24 @@ from typing import Any
 import numpy as np
 
 from piper_core.arch.record import Architecture
-from piper_core.ir.dag import Dag, training_dag
+from piper_core.errors import ConfigError
+from piper_core.ir.dag import Dag
 from piper_core.names import Axis, Collective, NodeKind
 from piper_core.schedule.compile import Compiled
-from piper_core.schedule.plan import Plan
-from profiler.fingerprint import machine
+from profiler.fingerprint import Machine, machine
 from profiler.record import Profile, Run
 from profiler.residual import Residual
-from profiler.spec import Cluster
-from profiler.store import find
-from search.bound import Bounds
+from profiler.spec import Cluster, Device
+from profiler.store import find, taken
 from search.candidate import Score
-from search.cost.memory import memory
-from search.cost.price import node_seconds
 from search.cost.profiled import Level, ProfiledCost, widened
 from search.cost.roofline import RooflineCost
-from search.evaluate import Evaluation, score
+from search.evaluate import Evaluation, assess
 from search.predict import Prediction
 from search.problem import Problem
-from search.simulator.lower import ActionSeconds, action_seconds, on_compute, sums
-from search.simulator.run import simulate
-from search.stage_costs import StageCosts
 
+SAME_MEMORY = 0.1
+"""What the memory of a device may differ by from its record: drivers keep some of it."""
 INNER = (Axis.TENSOR, Axis.SEQUENCE, Axis.EXPERT, Axis.CONTEXT)
 
 
@@ -84,16 +81,12 @@ def by_profile(
             profile, RooflineCost(cluster), architecture, dag.model.seq_len, ranks=ranks,
             gpus_per_node=cluster.gpus_per_node, level=level, where=where,
         )  # fmt: skip
-        price = node_seconds(dag, cost)
-        seconds = with_hosts(compiled.plan, action_seconds(dag, compiled.plan, price), cost.host_s)
-        simulation = simulate(compiled.plan, seconds, slowdown=cost.overlap_slowdown)
-        used = memory(dag, simulation, cluster.device, cost.software)
         batch = found.strategy.header.global_batch or dag.global_batch or max(1, dag.microbatches)
-        made = score(
-            simulation, used, tokens=float(batch) * dag.model.seq_len, gpus=ranks, device=cluster.device,
-            flops_per_token=architecture.model_flops_per_token(dag.model.seq_len),
+        made = assess(
+            compiled, cost, cluster.device, seq_len=dag.model.seq_len, gpus=ranks, global_batch=batch,
+            architecture=architecture,
         )  # fmt: skip
-        return Evaluation(made, simulation, used), cost
+        return made, cost
 
     middle, cost = at("middle")
     low, high = at("low")[0].score.step_time_s, at("high")[0].score.step_time_s
@@ -102,20 +95,6 @@ def by_profile(
     if profile.runs:
         recalibrated = Residual.of(profile.runs).apply(middle.score.step_time_s, features(middle.score))
     return Profiled(made, cost, low, high, recalibrated)
-
-
-def with_hosts(plan: Plan, seconds: ActionSeconds, host_s: float) -> ActionSeconds:
-    """Return seconds in which compute also starts and finishes the communication around it: half of ``host_s`` for each
-    action of communication that waits for it, and half for each that it waits for."""
-    if not host_s:
-        return seconds
-    total = seconds.total.copy()
-    computes = on_compute(plan)
-    waiting = np.repeat(np.arange(len(plan)), np.diff(plan.wait_start))
-    for compute, other in ((plan.waits, waiting), (waiting, plan.waits)):
-        crossing = computes[compute] & ~computes[other]
-        total += sums(compute[crossing], np.full(int(crossing.sum()), host_s / 2), len(plan))
-    return replace(seconds, total=total)
 
 
 def features(found: Score) -> dict[str, float]:
@@ -147,11 +126,31 @@ def in_dtype(dag: Dag, dtype_bytes: int) -> Dag:
     return replace(dag, nodes=nodes.with_(payload=payload), model=model)
 
 
-def local_profile(architecture: Architecture, cluster: Cluster) -> Path | None:
-    """Return the store's profile of a model on this machine, if the cluster is this machine."""
-    if cluster.name != "cpu":
+def local_profile(architecture: Architecture, cluster: Cluster, ranks: int = 2) -> Path | None:
+    """Return the store's profile of a model on this machine, if the cluster is of this machine's devices; ``ranks``
+    share its cores."""
+    try:
+        if cluster.name == "cpu":
+            return find(architecture, machine("cpu", threads_of(ranks)), "float32")
+        if not taken(architecture, "bfloat16"):  # asking for GPUs takes longer than looking at names
+            return None
+        here = machine("cuda")
+    except ConfigError:  # no torch or no GPU: nothing of this machine was measured
         return None
-    return find(architecture, machine("cpu"), "float32")
+    return find(architecture, here, "bfloat16") if _is(cluster.device, here) else None
+
+
+def threads_of(ranks: int) -> int:
+    """Return the threads that each of some ranks on this machine's cores computes with."""
+    return max(1, (os.cpu_count() or 1) // ranks)
+
+
+def _is(device: Device, here: Machine) -> bool:
+    """Say whether a hardware record is of a machine's devices: the same chip, board and memory."""
+    chip, *board = device.name.split("-")
+    said = here.device.replace("-", " ").split()
+    same_board = ("PCIe" in board) == ("PCIe" in said)
+    return chip in said and same_board and abs(here.memory_bytes / device.memory_bytes - 1) < SAME_MEMORY
 
 
 def use_profile(problem: Problem, profile: Profile, where: str = "the profile") -> ProfiledCost:
@@ -164,10 +163,5 @@ def use_profile(problem: Problem, profile: Profile, where: str = "the profile") 
         profile, problem.cost, problem.architecture, problem.seq_len, ranks=problem.gpus,
         gpus_per_node=problem.cluster.gpus_per_node, where=where,
     )  # fmt: skip
-    device = problem.cluster.device
-    problem.model = widened(problem.model, profile.dtype_bytes)
-    problem.cost = cost  # type: ignore[assignment]  # all that follows takes any CostModel
-    problem.costs = StageCosts(problem.model, cost)
-    problem.bounds = Bounds(problem.costs, cost, device.context_bytes, device.memory_bytes)
-    problem.base = training_dag(problem.model, global_batch=problem.global_batch)
+    problem.price_with(widened(problem.model, profile.dtype_bytes), cost)
     return cost

@@ -50,6 +50,9 @@ def parser() -> Parser:
     option("--execute", type=executed, metavar="K",
            help="run the K best on this machine's devices and let measurement pick the winner; with too few devices, "
                 "rehearse the winner (default: 0, nothing)")  # fmt: skip
+    option("--profile", metavar="FILE",
+           help="price with what piper-profile measured: a file; auto: this machine's own, taken now where there is "
+                "none; none: nothing measured (default: this machine's own, where it is what is searched)")  # fmt: skip
     option("--workers", type=at_least_one, metavar="N", help="processes that evaluate (default: one a core)")
     option("--seed", type=integer, metavar="N", help="same seed, same answer (default: 0)")
     option(
@@ -140,7 +143,7 @@ class _Commands(_SubParsersAction):  # type: ignore[type-arg]  # generic in its 
 
 SEARCH_OPTIONS = (
     "model", "gpus", "fix", "forbid", "explain", "objective", "max_memory", "out", "resume", "workers", "budget",
-    "execute", *DEFAULTS,
+    "execute", "profile", *DEFAULTS,
 )  # fmt: skip
 
 
@@ -169,7 +172,7 @@ def _search(options: Namespace) -> int:
         model=options.model, gpus=options.gpus, fix=options.fix or [], forbid=options.forbid or [], json=options.json,
         out=options.out, resume=options.resume, budget=options.budget, max_memory_gib=options.max_memory,
         objective=options.objective or "throughput", workers=options.workers,
-        explain=options.explain or [], execute=options.execute or 0, **given,
+        explain=options.explain or [], execute=options.execute or 0, profile=options.profile, **given,
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from piper_core.arch.huggingface import load_architecture
-from piper_core.arch.presets import PRESETS
 from piper_core.errors import ConfigError
-from piper_core.program.strategy import Header, Strategy
 from profiler import console
-from profiler.spec import Cluster, cluster_ids, load_cluster
+from profiler.spec import Cluster, load_cluster
+from search.calibrate import recalibrate
+from search.cli.choose_profile import choose_profile
+from search.cli.outcome import Outcome
 from search.database import Database
-from search.engine import Candidate, Problem, Result, to_data
+from search.engine import Problem, Result
 from search.front import find
 from search.generators.sampled import JOURNAL
 from search.objective import Objective
-from search.price import predicted_of
-from search.report.folder import BEST, check_same_search, write_folder
-from search.report.table import headline
+from search.profiled import use_profile
+from search.report.folder import check_same_search, write_folder
 from search.shortfall import NothingFitsError
 from search.space import Space, parse_fix
 
@@ -56,13 +56,15 @@ def run_search(
     objective: Objective = "throughput",
     workers: int | None = None,
     explain: Sequence[str] = (),
-    execute: int = 0,
+    execute: int | None = None,
+    profile: str | None = None,
 ) -> int:
     """Search, print the best strategies, and write ``best.strategy.yaml``; return the exit status: 0, and after Ctrl-C
     too where something that fits has been found (the table says "interrupted"); else Ctrl-C ends the command with 130.
 
     ``seed`` is for Optuna, which tries finer choices of the best; branch and bound uses no chance. ``resume`` goes on
-    in the folder of an earlier run with what that evaluated.
+    in the folder of an earlier run with what that evaluated. ``profile`` is what to price with (see
+    :func:`search.cli.choose_profile.choose_profile`).
 
     Raises:
         ConfigError, InfeasibleError: one line that says what is wrong or short.
@@ -88,8 +90,14 @@ def run_search(
     if out is not None:  # the default folder holds the last search, whatever it was
         check_same_search(target, searched)
     problem = Problem(architecture, hardware, gpus, global_batch, seq_len)
+    pricing = choose_profile(profile, architecture, hardware, gpus, seq_len, hidden=json)
+    if pricing is not None:
+        use_profile(problem, pricing.profile, f"--profile {pricing.path}")
+        searched["profile"] = str(pricing.path)
     key = searched | {"architecture": repr(architecture), "hardware": repr(hardware)}
     key["version"] = version("piper-search")
+    if pricing is not None:
+        key["profile"] = pricing.costs_digest
     if resume is not None:
         database = Database.resume(target, key)
     else:
@@ -105,56 +113,34 @@ def run_search(
 
         error.context = conflicts(problem, space)
         raise
-    execution = _execute(problem, result, execute, cluster, hidden=json) if execute else None
-    data = to_data(result, seed)
-    winner = 0
-    if execution is not None:
-        winner = execution.winner
-        data |= {"execution": execution.to_data(), "best": data["candidates"][winner]}
-        for each in execution.measured:
-            data["candidates"][each.candidate]["measured"] = each.to_data()
-    data["best"]["strategy_file"] = data["candidates"][winner]["strategy_file"] = str(target / BEST)
-    more = {"search": searched, "headline": headline(result), "axes": space.axes()}
-    best = strategy_of(problem, result.candidates[winner], cluster)
-    if execution is not None:
-        best = replace(best, header=replace(best.header, measured=execution.header()))
-    names = write_folder(target, best, data | more)
+    outcome = Outcome(problem, space, result, cluster, pricing)
+    if pricing is not None and pricing.calibration is not None:
+        outcome.ranked = recalibrate(result, pricing.calibration)
+    if execute:
+        outcome.execution = _execute(outcome, execute, hidden=json)
+    data = outcome.to_data(seed, target)
+    names = write_folder(target, outcome.strategy(outcome.winner), data | {"search": searched})
     if json:
         data["candidates"] = data["candidates"][:top]
         data["pareto"] = [rank for rank in data["pareto"] if rank < top]
         console.print_json(data)
     else:
-        _print(problem, result, space, top, target, names)
-        if execution is not None:
-            print("\n".join(execution.lines([each.score.step_time_s for each in result.candidates])))
+        outcome.show(top, target, names)
     for choice in explain:
         from search.conflict import why_not
 
-        print(why_not(problem, space, choice, result.best.score), file=sys.stderr if json else sys.stdout)
+        best = result.best.score if outcome.ranked is None else problem.score(result.best.config)
+        print(why_not(problem, space, choice, best), file=sys.stderr if json else sys.stdout)
     return 0
 
 
-def _execute(problem: Problem, result: Result, k: int, cluster: str, *, hidden: bool) -> Execution:
+def _execute(outcome: Outcome, k: int, *, hidden: bool) -> Execution:
     """Execute the best candidates."""
     from search.execute import execute
 
     say = (lambda text: None) if hidden or console.plain(sys.stderr) else (lambda text: print(text, file=sys.stderr))
-    strategies = [strategy_of(problem, each, cluster) for each in result.candidates[:k]]
-    return execute(strategies, problem.architecture, k, say=say)
-
-
-def strategy_of(problem: Problem, candidate: Candidate, cluster: str) -> Strategy:
-    """Return the strategy file of a candidate."""
-    program, mesh, _ = problem.program(candidate.config)
-    config, predicted = candidate.config, predicted_of(candidate.score, problem.cluster)
-    header = Header(
-        model=_anywhere(problem.architecture.name, PRESETS), cluster=_anywhere(cluster, cluster_ids()),
-        mesh=mesh, gpus=problem.gpus, global_batch=problem.global_batch, seq_len=problem.seq_len,
-        micro_batch=config.micro_batch, schedule="list" if config.order == "list" else config.schedule,
-        predicted=predicted,
-        versions={"piper-search": version("piper-search")},
-    )  # fmt: skip
-    return Strategy(header, program)
+    strategies = [outcome.strategy(rank) for rank in range(min(k, len(outcome.result.candidates)))]
+    return execute(strategies, outcome.problem.architecture, k, say=say)
 
 
 def with_memory(cluster: Cluster, memory_gib: float) -> Cluster:
@@ -167,11 +153,6 @@ def with_memory(cluster: Cluster, memory_gib: float) -> Cluster:
     if memory_gib > has:
         raise ConfigError(f"--max-memory {memory_gib:g} is more than a {cluster.device.name} has: {has:.1f} GiB")
     return replace(cluster, device=replace(cluster.device, memory_bytes=memory_gib * 2**30))
-
-
-def _anywhere(name: str, known: Container[str]) -> str:
-    """Return what names a model or a cluster in whatever folder it is read: the whole path, where it is one."""
-    return str(Path(name).resolve()) if name not in known and Path(name).exists() else name
 
 
 def _check_folder(folder: Path) -> None:
@@ -218,29 +199,3 @@ def _progress(*, hidden: bool) -> Iterator[Callable[[Result, Generator], None] |
             bar.update(task, completed=done, description=text)
 
         yield update
-
-
-def _print(problem: Problem, result: Result, space: Space, top: int, target: Path, names: list[str]) -> None:
-    from shutil import get_terminal_size
-
-    from search.report.hints import hints
-    from search.report.table import candidates_table, summary
-
-    print(
-        f"{problem.architecture.name} on {problem.gpus} GPUs of {problem.cluster.name}, global batch "
-        f"{problem.global_batch}, sequence {problem.seq_len}"
-    )
-    for limit in problem.architecture.limits:
-        print(f"left out of the model: {limit}")
-    first = headline(result)
-    print(first if console.plain(sys.stdout) else f"\x1b[1m{first}\x1b[0m")
-    terminal = sys.stdout is not None and sys.stdout.isatty()
-    table, left_out = candidates_table(result.candidates[:top], get_terminal_size().columns if terminal else None)
-    print(table)
-    if left_out:
-        print(f"left out of the table for want of width: {', '.join(left_out)} (--json has all)")
-    for line in summary(result, space, top):
-        print(line)
-    for line in hints(space):
-        print(f"note: {line}")
-    print(f"written: {target / BEST} (piper-search check {target / BEST}), {', '.join(names[1:])}")

@@ -33,6 +33,17 @@ class CostModel(Protocol):
         """Factor on both sides while compute and communication overlap."""
         ...
 
+    @property
+    def host_s(self) -> float:
+        """Seconds that starting and finishing one message take of the thread that computes."""
+        ...
+
+    @property
+    def regular(self) -> bool:
+        """Whether no sequence takes longer in a larger microbatch, as closed forms have it and measurements need
+        not."""
+        ...
+
     def compute_s(
         self,
         chunk: Chunk,

@@ -77,6 +77,11 @@ class ProfiledCost:
         taken = self.profile.dispatch
         return 0.0 if taken is None else self._end(Answer.of(taken))
 
+    @property
+    def regular(self) -> bool:
+        """What was measured keeps no law: a larger microbatch may be too much for a cache."""
+        return False
+
     def compute_s(
         self, chunk: Chunk, phase: Phase, sequences: float, tensor: int = 1, sequence_parallel: bool = False,
         context: int = 1, expert: int = 1, recompute: Recompute = Recompute.FULL,

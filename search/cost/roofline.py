@@ -56,6 +56,16 @@ class RooflineCost:
         """Factor on both sides while compute and communication overlap."""
         return self._overlap
 
+    @property
+    def host_s(self) -> float:
+        """Nothing: where there is a launch at all, another device computes."""
+        return 0.0
+
+    @property
+    def regular(self) -> bool:
+        """Efficiencies grow with sizes."""
+        return True
+
     def compute_s(
         self,
         chunk: Chunk,

@@ -35,12 +35,12 @@ def read_folder(folder: Path) -> Folder:
         ConfigError: no result there, or one that cannot be read; ProgramError: its best strategy.
     """
     from piper_core.program.strategy import load
-    from search.predict import predict_strategy
+    from search.pricing import predict_as_said
 
     result = read_result(folder)
     if result is None:
         raise ConfigError(f"{folder} holds no {RESULT}; name the --out folder of a search")
-    best = predict_strategy(load(folder / BEST))
+    best = predict_as_said(load(folder / BEST))
     return Folder(result, best, (folder / BEST).read_text(encoding="utf-8"))
 
 
@@ -92,7 +92,7 @@ def write_folder(folder: Path, strategy: Strategy, result: Mapping[str, Any]) ->
     """
     from piper_core.program.strategy import dump
     from search.export.perfetto import trace_of
-    from search.predict import predict_strategy
+    from search.pricing import predict_as_said
     from search.report.html import html_report
 
     try:
@@ -101,7 +101,7 @@ def write_folder(folder: Path, strategy: Strategy, result: Mapping[str, Any]) ->
         raise ConfigError(f"--out {folder} cannot be made: {error.strerror}; name another folder") from None
     dump(strategy, folder / BEST)
     replace_file(folder / RESULT, json.dumps(result, indent=1) + "\n")
-    best = predict_strategy(strategy)
+    best = predict_as_said(strategy)
     replace_file(folder / REPORT, html_report(result, best, (folder / BEST).read_text(encoding="utf-8")))
     replace_file(folder / TIMELINE, trace_of(best))
     return [BEST, RESULT, REPORT, TIMELINE]

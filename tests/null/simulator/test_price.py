@@ -27,6 +27,8 @@ class Counting:
     """A cost model that counts what it is asked."""
 
     overlap_slowdown = 1.0
+    host_s = 0.0
+    regular = True
     software = OWN
 
     def __init__(self, inner: CostModel) -> None:

@@ -1,0 +1,56 @@
+"""Which profile a command prices with: the one that was named, the store's own, one taken now, or none."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from piper_core.arch.record import Architecture
+from piper_core.errors import ConfigError
+from profiler import console
+from profiler.spec import Cluster
+from search.pricing import Pricing
+from search.profiled import local_profile, threads_of
+
+NONE, AUTO = "none", "auto"
+AUTO_BUDGET_S = 60.0
+
+
+def choose_profile(
+    named: str | None, architecture: Architecture, cluster: Cluster, ranks: int, seq_len: int, *, hidden: bool
+) -> Pricing | None:
+    """Return what to price with, None for presets: what was ``named`` (a file, ``none``, or ``auto``: the store's own,
+    and where it has none one that is taken now), else the store's own.
+
+    Raises:
+        ConfigError: no such file, a profile of another model, or nothing here to measure on.
+    """
+    from profiler.store import check_model, model_digest
+
+    if named == NONE:
+        return None
+    path = local_profile(architecture, cluster, ranks) if named in (None, AUTO) else Path(str(named))
+    if path is None and named == AUTO:
+        path = _take(architecture, cluster, ranks, seq_len, hidden=hidden)
+    if path is None:
+        return None
+    found = Pricing.of(path)
+    check_model(found.profile, architecture.name, model_digest(architecture), f"--profile {path}")
+    return found
+
+
+def _take(architecture: Architecture, cluster: Cluster, ranks: int, seq_len: int, *, hidden: bool) -> Path:
+    """Measure the model on this machine."""
+    if cluster.name != "cpu":
+        raise ConfigError(
+            f"--profile auto measures this machine's CPU, not {cluster.name}; take a profile there with piper-profile, "
+            "and name its file"
+        )
+    if not hidden:
+        print(f"measuring {architecture.name} for {AUTO_BUDGET_S:.0f} s at most, once", file=sys.stderr)
+    from profiler.take import measured
+
+    return measured(
+        architecture, "cpu", seq_len=seq_len, ranks=ranks, threads=threads_of(ranks), budget_s=AUTO_BUDGET_S,
+        hidden=hidden or console.plain(sys.stderr),
+    )  # fmt: skip

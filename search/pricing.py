@@ -1,0 +1,90 @@
+"""By what a search prices: a profile in a file, with what its runs say, or nothing measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from piper_core.arch.huggingface import load_architecture
+from piper_core.program.strategy import Strategy
+from profiler.record import Profile, to_data
+from profiler.spec import Cluster, load_cluster
+from profiler.store import load
+from search.calibrate import Calibration
+from search.predict import Prediction, predict_strategy
+from search.profiled import Profiled, by_profile
+
+
+@dataclass(frozen=True, slots=True)
+class Pricing:
+    """A profile, where it is, and the calibration by its runs (None: no runs)."""
+
+    path: Path
+    profile: Profile
+    calibration: Calibration | None
+
+    @staticmethod
+    def of(path: Path, runs: int | None = None) -> Pricing:
+        """Read a profile; only the first ``runs`` of its runs count where that is given.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        profile = load(path)
+        return Pricing(path, profile, Calibration.of(profile, runs))
+
+    def __str__(self) -> str:
+        runs = f", recalibrated by {self.calibration.runs} measured runs" if self.calibration else ""
+        return f"a profile of {self.profile.machine}{runs}"
+
+    @property
+    def costs_digest(self) -> str:
+        """A hash of what prices alone depend on: runs and the time of measuring aside."""
+        bare = replace(self.profile, runs=(), conditions=())
+        return sha256(repr(to_data(bare)).encode()).hexdigest()[:12]
+
+    def header(self) -> dict[str, Any]:
+        """Return what a header's ``predicted`` says of it, from which :func:`said` finds it again."""
+        runs = 0 if self.calibration is None else self.calibration.runs
+        return {"by": str(self), "profile": str(self.path.resolve()), "runs": runs}
+
+    def price(self, strategy: Strategy, cluster: Cluster | None = None) -> Profiled:
+        """Price a strategy that names a model by the profile alone.
+
+        Raises:
+            ConfigError: the profile is of another model; and as :func:`search.predict.predict_strategy`.
+        """
+        on = cluster or load_cluster(strategy.header.cluster or "cpu")
+        model = load_architecture(strategy.header.model or "")
+        found = predict_strategy(strategy, on)
+        return by_profile(found, self.profile, model, on, where=f"profile {self.path}")
+
+    def predict(self, strategy: Strategy) -> Prediction:
+        """Price a strategy by the profile and its runs."""
+        found = self.price(strategy).found
+        return found if self.calibration is None else replace(found, score=self.calibration.scaled(found.score))
+
+
+def said(strategy: Strategy) -> Pricing | None:
+    """Return what a strategy's header says it was priced by; None where that was no profile.
+
+    Raises:
+        ConfigError: the profile cannot be read.
+    """
+    told = strategy.header.predicted
+    path, runs = told.get("profile"), told.get("runs")
+    if not isinstance(path, str):
+        return None
+    return Pricing.of(Path(path), runs if isinstance(runs, int) else None)
+
+
+def predict_as_said(strategy: Strategy) -> Prediction:
+    """Predict a strategy by what its header says it was priced by: a profile, or its cluster's record.
+
+    Raises:
+        ConfigError: that profile cannot be read; and as :func:`search.predict.predict_strategy`.
+    """
+    by = said(strategy)
+    return predict_strategy(strategy) if by is None else by.predict(strategy)
