@@ -30,6 +30,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from piper_core.frontend.assign import Assignment, Site, assign
 from piper_core.frontend.capture import Joint
+from piper_core.frontend.parcel import pack, unpack
 from piper_core.names import Phase
 
 
@@ -146,6 +147,14 @@ class Cut:
     pieces: tuple[Piece, ...]
     prelude: ChunkGraph
     edges: tuple[tuple[int, int, tuple[Node, ...]], ...]
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Cut], tuple[bytes]]:
+        parts = (self.joint, self.pieces, self.prelude, self.edges)
+        return _unpacked, (pack(self.joint.module, parts),)
+
+
+def _unpacked(data: bytes) -> Cut:
+    return Cut(*unpack(data))
 
 
 def cut(joint: Joint, layers: int | None = None) -> Cut:

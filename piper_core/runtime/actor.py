@@ -95,6 +95,11 @@ class Worker:
         address = str(get_node_ip_address())  # type: ignore[no-untyped-call]  # Ray's
         return Home(os.getpid(), context.get_node_id(), address, len(gpus))
 
+    def ready(self) -> None:
+        """Import what building needs."""
+        import piper_core.runtime.gloo
+        import piper_core.runtime.program  # noqa: F401
+
     def listen(self, host: str, ranks: int, timeout_s: float) -> int:
         """Serve as the place where ranks meet; return the port."""
         from torch._C._distributed_c10d import TCPStore  # torch.distributed does not say that it exports it
@@ -105,7 +110,7 @@ class Worker:
         return int(self._store.port)
 
     def build(self, job: Job, threads: int) -> Broke | None:
-        """Make the graphs of its stages; needs no other rank."""
+        """Make the tables of its row from the graphs that came with the job; needs no other rank."""
         return self._tried(lambda: self._build(job, threads))
 
     def _build(self, job: Job, threads: int) -> None:

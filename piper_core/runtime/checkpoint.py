@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from piper_core.errors import ConfigError
-from piper_core.runtime.optimizer import AdamW
+from piper_core.runtime.optimizer import STEP, kinds
 from piper_core.runtime.program import RankProgram
 
 LATEST, ABOUT = "latest", "about.json"
@@ -141,25 +141,10 @@ def _states(program: RankProgram, stage: int) -> list[dict[str, Tensor]]:
     """Return the optimizer's states of each run of a stage, as long as the run's master weights; those that it would
     only make in its first step are made here, of zeros, which is the same."""
     optimizer = program.sync.optimizers.get(stage)
-    found: list[dict[str, Tensor]] = []
     if optimizer is None:
-        return found
-    for held in optimizer.param_groups[0]["params"]:
-        state = optimizer.state[held]
-        for kind in _kinds(program):
-            if state.get(kind) is None:
-                state[kind] = torch.zeros_like(held)
-        if isinstance(program.training.optimizer, AdamW) and "step" not in state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=held.device)
-        found.append({kind: state[kind] for kind in _kinds(program)})
-    return found
-
-
-def _kinds(program: RankProgram) -> tuple[str, ...]:
-    optimizer = program.training.optimizer
-    if isinstance(optimizer, AdamW):
-        return "exp_avg", "exp_avg_sq"
-    return ("momentum_buffer",) if optimizer.momentum else ()
+        return []
+    optimizer.prepare()
+    return [{kind: state[kind] for kind in kinds(optimizer.config)} for state in optimizer.states]
 
 
 @contextmanager
@@ -187,9 +172,9 @@ def read(program: RankProgram, folder: Path) -> None:
         for run in storage.runs:
             run.updated()
         optimizer = program.sync.optimizers.get(stage)
-        for state in optimizer.state.values() if optimizer is not None else ():
-            if "step" in state:
-                state["step"].fill_(float(steps))
+        for state in optimizer.states if optimizer is not None else ():
+            if STEP in state:
+                state[STEP].fill_(float(steps))
 
 
 # --- the folder, as the one who calls all ranks sees it ---

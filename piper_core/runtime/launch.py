@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ from piper_core.runtime.ray_session import RaySession, end
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
+
+    from piper_core.frontend.cut import Cut
 
 START_S = 180.0
 """Limit for starting processes, importing torch and making graphs."""
@@ -34,6 +37,8 @@ class Gang:
     ) -> None:  # fmt: skip
         """Start one actor for each rank, on ``address`` or on this machine.
 
+        The model is captured here, once, while Ray starts and the actors import torch; ranks read the graphs.
+
         Raises:
             ConfigError: no such cluster, or one without enough devices; RunError: a rank could not be built.
         """
@@ -41,6 +46,9 @@ class Gang:
         self.homes: dict[int, Home] = {}
         self._actors: dict[int, ActorHandle[Worker]] = {}
         self._group: Any = None
+        pool = ThreadPoolExecutor(1, "capture")
+        captured = pool.submit(lambda: job.source.cut)
+        pool.shutdown(wait=False)
         self.session = RaySession(address, len(ranks))
         self._progress = self.session.folder / "progress"
         self._steps: dict[int, Sequence[str]] = {}
@@ -49,7 +57,7 @@ class Gang:
             make_progress(self._progress, len(ranks))
             self._place(job.device)
             self.homes = dict(zip(self.ranks, self.call("home", timeout_s=start_s), strict=True))
-            self._build(job, start_s)
+            self._build(job, captured, start_s)
         except BaseException:
             self.close()
             raise
@@ -81,9 +89,12 @@ class Gang:
                 scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=place),
             ).remote(rank)  # fmt: skip
 
-    def _build(self, job: Job, start_s: float) -> None:
+    def _build(self, job: Job, captured: Future[Cut], start_s: float) -> None:
         import ray
 
+        for actor in self._actors.values():
+            actor.ready.remote()  # nobody waits for it: what goes wrong does so again in ``build``
+        captured.result()
         homes = list(self.homes.values())
         local = len({home.node for home in homes}) == 1
         host = "127.0.0.1" if local else homes[0].address

@@ -125,7 +125,7 @@ def _held(program: RankProgram) -> list[Tensor]:
         found += stage.buffers.values()
         found += [each for run in stage.runs for each in run.tensors]
     for optimizer in program.sync.optimizers.values():
-        found += [each for state in optimizer.state.values() for each in state.values() if isinstance(each, Tensor)]
+        found += [each for state in optimizer.states for each in state.values()]
     return found
 
 

@@ -1,4 +1,4 @@
-"""What updates the parameters: torch's AdamW or SGD on a rank's shards, after clipping by the global norm."""
+"""What updates the parameters: AdamW or SGD on a rank's shards, after clipping by the global norm."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from piper_core.errors import ConfigError
 
@@ -32,18 +32,64 @@ class SGD:
 
 
 Optimizer: TypeAlias = AdamW | SGD
+STEP = "step"
+"""The state that counts updates."""
+_add, _adamw, _sgd = (getattr(torch, name) for name in ("_foreach_add_", "_fused_adamw_", "_fused_sgd_"))
 
 
-def make_optimizer(config: Optimizer, parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
-    """Return torch's optimizer of tensors, which it updates in place."""
-    held = [nn.Parameter(each, requires_grad=True) for each in parameters]
-    match config:
-        case AdamW():
-            return torch.optim.AdamW(held, config.lr, config.betas, config.eps, config.weight_decay, fused=True)
-        case SGD():
-            return torch.optim.SGD(held, config.lr, config.momentum, weight_decay=config.weight_decay, fused=True)
-        case _:
-            assert_never(config)
+class Updater:
+    """Updates flat tensors in place, with the fused kernels that ``torch.optim`` calls.
+
+    Its classes are not used: making one imports torch's compiler, more than a second of every rank's start. ``states``
+    are those of each tensor, by torch's names; there are none before the first update or :meth:`prepare`.
+    """
+
+    def __init__(self, config: Optimizer, masters: Sequence[Tensor]) -> None:
+        self.config, self.masters = config, list(masters)
+        self.states: list[dict[str, Tensor]] = []
+
+    def prepare(self) -> None:
+        """Make the states that a first update would make, of zeros."""
+        if self.states:
+            return
+        for each in self.masters:
+            state = {kind: torch.zeros_like(each) for kind in kinds(self.config)}
+            if isinstance(self.config, AdamW):
+                state[STEP] = torch.zeros((), dtype=torch.float32, device=each.device)
+            self.states.append(state)
+
+    def update(self, gradients: list[Tensor]) -> None:
+        """Update once; ``gradients`` are like the tensors."""
+        self.prepare()
+        config = self.config
+
+        def all_of(kind: str) -> list[Tensor]:
+            return [state[kind] for state in self.states]
+
+        match config:
+            case AdamW():
+                steps, (beta1, beta2) = all_of(STEP), config.betas
+                _add(steps, 1)
+                _adamw(
+                    self.masters, gradients, all_of("exp_avg"), all_of("exp_avg_sq"), [], steps, lr=config.lr,
+                    beta1=beta1, beta2=beta2, weight_decay=config.weight_decay, eps=config.eps, amsgrad=False,
+                    maximize=False,
+                )  # fmt: skip
+            case SGD():
+                _sgd(
+                    self.masters, gradients, all_of("momentum_buffer") if config.momentum else [], lr=config.lr,
+                    weight_decay=config.weight_decay, momentum=config.momentum, dampening=0.0, nesterov=False,
+                    maximize=False, is_first_step=False,
+                )  # fmt: skip
+            case _:
+                assert_never(config)
+
+
+def kinds(config: Optimizer) -> tuple[str, ...]:
+    """Return the states that are as long as what is updated."""
+    if isinstance(config, AdamW):
+        return "exp_avg", "exp_avg_sq"
+    return ("momentum_buffer",) if config.momentum else ()
 
 
 @dataclass(frozen=True, slots=True)

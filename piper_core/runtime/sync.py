@@ -10,7 +10,7 @@ from torch import Tensor
 
 from piper_core.runtime.buffers import Arena, Bucket, Run
 from piper_core.runtime.communicator import Communicator, Group, Work
-from piper_core.runtime.optimizer import Clip, Optimizer, make_optimizer
+from piper_core.runtime.optimizer import Clip, Optimizer, Updater
 from piper_core.runtime.storage import StageStorage
 
 Finish = Callable[[], None]
@@ -47,7 +47,7 @@ class Sync:
         self.buckets = {i: bucket for stage in stages.values() for i, bucket in stage.buckets.items()}
         self.summed = {name for stage in stages.values() for name in stage.summed}
         self.optimizers = {
-            stage: make_optimizer(optimizer, [run.master for run in each.runs])
+            stage: Updater(optimizer, [run.master for run in each.runs])
             for stage, each in stages.items() if each.runs
         }  # fmt: skip
         self.norm = 0.0
@@ -208,12 +208,10 @@ class Sync:
         runs = self.stages[stage].runs
         if not runs:
             return
-        optimizer = self.optimizers[stage]
-        for held, run in zip(optimizer.param_groups[0]["params"], runs, strict=True):
-            if self._scale != 1.0:
-                run.gradient.mul_(self._scale)
-            held.grad = run.gradient
-        optimizer.step()
+        gradients = [run.gradient for run in runs]
+        if self._scale != 1.0:
+            torch._foreach_mul_(gradients, self._scale)
+        self.optimizers[stage].update(gradients)
         for run in runs:
             run.updated()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from piper_core.runtime.optimizer import AdamW, make_optimizer
+from piper_core.runtime.optimizer import AdamW, Updater
 from profiler.measure.clock import Clock
 from profiler.measure.repeat import Effort, sample
 from profiler.record import Sample, UpdateTime
@@ -20,15 +20,13 @@ def measure_updates(clock: Clock, effort: Effort, device: str = "cpu") -> tuple[
 
 def _one(numel: int, clock: Clock, effort: Effort, device: str) -> Sample:
     master = torch.randn(numel, device=device)
-    optimizer = make_optimizer(AdamW(), [master])
-    (held,) = optimizer.param_groups[0]["params"]
+    updater = Updater(AdamW(), [master])
     gradient = torch.randn(numel, device=device)
 
     def step() -> None:
         gradient.zero_()
         total = torch.linalg.vector_norm(gradient).double() ** 2
         float(total)
-        held.grad = gradient
-        optimizer.step()
+        updater.update([gradient])
 
     return sample(step, clock, effort)
