@@ -1,0 +1,195 @@
+"""Macro actions by stage and phase: their pieces, what each takes, holds and talks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from piper_core.ir.dag import Floats, Ints, Mask
+from piper_core.names import Collective, Phase, Recompute
+from search.direct.buckets import Buckets
+from search.direct.kinds import Kinds
+from search.direct.prices import Talk
+from search.simulator.lower import AXIS_KIND, COMM_KINDS
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """How chunks lie on stages: ``ends[s]`` to ``ends[s + 1]`` are the chunks of stage s; ``of`` (C,) their stage;
+    ``again`` (C,) whether each is recomputed, ``policy`` how; ``way`` (S,) how each stage's row lies on nodes."""
+
+    ends: tuple[int, ...]
+    of: Ints
+    again: Mask
+    policy: Recompute
+    way: Ints
+
+    @property
+    def count(self) -> int:
+        """Number of stages."""
+        return len(self.ends) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """The macro actions of one phase, whole or cut into pieces; by piece, shape (P,).
+
+    ``first`` and ``count`` (S,): the pieces of each stage. ``of`` (C,) is the piece of each chunk, ``repeat`` that of
+    its recompute. ``seconds`` with all collectives inside; ``start_bytes``, ``end_bytes`` and ``late_bytes`` are changes
+    of activations when it starts, when its results are there, and after it; ``workspace`` and ``recomputed`` the
+    largest transients of a kernel and of a layer that is whole again, ``gathered`` what inner collectives gather.
+    """
+
+    first: Ints
+    count: Ints
+    of: Ints
+    repeat: Ints
+    seconds: Floats
+    start_bytes: Floats
+    end_bytes: Floats
+    late_bytes: Floats
+    workspace: Floats
+    recomputed: Floats
+    gathered: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Bytes of each chunk for one microbatch on one rank, shape (C,): what a forward leaves (``kept``), and would leave
+    without recompute (``saved``), ``stash`` from BI to BW, ``workspace`` of its backward."""
+
+    kept: Floats
+    saved: Floats
+    stash: Floats
+    workspace: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseNodes:
+    """What runs in one phase for one microbatch, in the order of the DAG's nodes: chunk, seconds, bytes gathered (0 for
+    compute and reductions), kind of communication (-1: compute), and whether it is recomputed."""
+
+    chunk: Ints
+    seconds: Floats
+    gathered: Floats
+    comm: Ints
+    again: Mask
+
+
+def cuts_of(buckets: Buckets, kinds: Kinds, stages: Stages, zero: int, shared: Mask, phase: Phase) -> Ints:
+    """Return the segment of each chunk where macro actions of a phase are cut, shape (C,).
+
+    A cut lies before the first user of a bucket that is gathered, and after the last of one that is reduced.
+    ``shared`` (B,) says which buckets more than one rank holds.
+    """
+    chunks = len(kinds.of)
+    at: list[Ints] = []
+    low, high = buckets.low[shared], buckets.high[shared]
+    if phase is Phase.F and zero:
+        at.append(low)
+    if phase in (Phase.B, Phase.BI) and zero == 3:
+        at.append(high)
+    if phase in (Phase.B, Phase.BW):
+        at.append(low - 1)
+    mark = np.zeros(chunks + 1, np.int32)
+    if at:
+        mark[np.concatenate(at)] = 1
+    starts = np.asarray(stages.ends[:-1])
+    if phase is Phase.F:
+        mark[starts] = 0
+        total = np.cumsum(mark[:-1])
+        return np.asarray(total - total[starts][stages.of])
+    lasts = np.asarray(stages.ends[1:]) - 1
+    mark[lasts] = 0
+    total = np.cumsum(mark[:-1][::-1])[::-1]
+    return np.asarray(total - total[lasts][stages.of])
+
+
+def phase_nodes(
+    kinds: Kinds, stages: Stages, phase: Phase, compute: Floats, talks: tuple[Talk, ...], again: Floats,
+    repeated: tuple[Talk, ...],
+) -> PhaseNodes:  # fmt: skip
+    """Return what runs in a phase; ``compute`` and ``again`` (the recompute's) are seconds by kind, ``repeated`` what a
+    recompute communicates."""
+    backward = phase is not Phase.F
+    every = np.arange(len(kinds.of))
+    order = every[::-1] if backward else every
+    way = stages.way[stages.of]
+    parts: list[tuple[Ints, Floats, Floats, int, bool]] = [(order, compute[kinds.of[order]], np.zeros(len(order)), -1, False)]
+
+    def talk(each: Talk, mine: Ints, rerun: bool) -> None:
+        exchange = each.exchange
+        moves = exchange.collective is not Collective.ALL_REDUCE
+        size = each.bytes[kinds.of[mine]] if moves else np.zeros(len(mine))
+        kind = int(AXIS_KIND[int(exchange.axis)])
+        parts.append((mine, each.seconds[way[mine], kinds.of[mine]], size, kind, rerun))
+
+    for each in talks:
+        talk(each, order[kinds.region[order] == each.region], False)
+    if phase in (Phase.B, Phase.BI) and stages.policy is not Recompute.NONE:
+        chosen = np.flatnonzero(stages.again)
+        parts.append((chosen, again[kinds.of[chosen]], np.zeros(len(chosen)), -1, True))
+        for each in repeated:
+            talk(each, chosen[kinds.region[chosen] == each.region], True)
+    sizes = [len(part[0]) for part in parts]
+    return PhaseNodes(
+        np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts]),
+        np.concatenate([part[2] for part in parts]), np.repeat([part[3] for part in parts], sizes),
+        np.repeat([part[4] for part in parts], sizes),
+    )  # fmt: skip
+
+
+def pieces_of(
+    kinds: Kinds, stages: Stages, phase: Phase, nodes: PhaseNodes, segment: Ints, held: Held
+) -> Pieces:
+    """Return the pieces of a phase's macro actions, cut where ``segment`` (C,) steps."""
+    starts, lasts = np.asarray(stages.ends[:-1]), np.asarray(stages.ends[1:]) - 1
+    count = segment[lasts if phase is Phase.F else starts] + 1
+    first = np.cumsum(count) - count
+    size = int(count.sum())
+    of = first[stages.of] + segment
+    repeat = of[kinds.last_of_layer]  # a layer is recomputed as a whole, before its backward starts
+
+    def total(at: Ints, weights: Floats) -> Floats:
+        return np.bincount(at, weights=weights, minlength=size)
+
+    def most(at: Ints, weights: Floats) -> Floats:
+        found = np.zeros(size)
+        np.maximum.at(found, at, weights)
+        return found
+
+    where = np.where(nodes.again, repeat[nodes.chunk], of[nodes.chunk])
+    none = np.zeros(size)
+    start, end, late, workspace, recomputed = none, none, none, none, none
+    if phase is Phase.F:
+        start = total(of, held.kept)
+    elif phase is Phase.BW:
+        late = total(of, -held.stash)
+    else:
+        apart = stages.again & (repeat != of)
+        if apart.any():
+            start = total(repeat[apart], (held.saved - held.kept)[apart])
+        lasting = held.stash if phase is Phase.BI else np.zeros(len(of))
+        end = total(of, lasting - np.where(apart, held.saved, held.kept))
+        workspace = most(of, held.workspace)
+        extra = np.where(stages.again & ~apart, held.saved - held.kept, 0.0)
+        some = np.flatnonzero(extra > 0)
+        if len(some):
+            layers = int(kinds.layer.max()) + 2
+            key = of[some] * layers + kinds.layer[some] + 1
+            sums = np.bincount(key, weights=extra[some])
+            used = np.flatnonzero(sums)
+            recomputed = most(used // layers, sums[used])
+    return Pieces(
+        first, count, of, repeat, total(where, nodes.seconds), start, end, late, workspace, recomputed,
+        most(where, nodes.gathered),
+    )  # fmt: skip
+
+
+def inner_seconds(nodes: PhaseNodes, stages: Stages) -> Floats:
+    """Return the seconds of a macro action's inner collectives by stage and kind, shape (S, kinds)."""
+    talking = np.flatnonzero(nodes.comm >= 0)
+    kinds = len(COMM_KINDS)
+    cell = stages.of[nodes.chunk[talking]] * kinds + nodes.comm[talking]
+    return np.bincount(cell, weights=nodes.seconds[talking], minlength=stages.count * kinds).reshape(-1, kinds)

@@ -1,0 +1,214 @@
+"""What a configuration's step is made of: stages, pieces, buckets, and what each takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from piper_core.ir.dag import Floats, Ints, Mask
+from piper_core.mesh import Mesh
+from piper_core.names import Axis, Collective, Phase, Recompute, ShardKind
+from piper_core.passes.gradient_sync import GRAD_BYTES
+from piper_core.schedule.grid import Layout, rows_of_stage
+from search.direct.buckets import Buckets, make_buckets
+from search.direct.groups import pair_groups, row_groups
+from search.direct.kinds import Kinds
+from search.direct.pieces import Held, PhaseNodes, Pieces, Stages, cuts_of, inner_seconds, phase_nodes, pieces_of
+from search.direct.prices import Division, Prices
+from search.generators.recipe import SHARED
+from search.space import Configuration
+from search.stage_costs import mesh_of, ranks_of
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """Seconds of reducing and of gathering each bucket, shape (B,), and the bytes that each moves; ``ranks`` (B,) hold
+    the same shard."""
+
+    ranks: Ints
+    reduce: Floats
+    reduce_bytes: Floats
+    gather: Floats
+    gather_bytes: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Tie:
+    """One copy of a tied parameter that lies on several rows: its bucket, whether it is reduced after its bucket, and
+    the seconds of the all_reduce over the rows."""
+
+    name: str
+    stage: int
+    bucket: int
+    late: bool
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A configuration's step, whatever its order.
+
+    ``pieces[phase]`` are its macro actions whole and cut, ``inner[phase]`` (S, kinds) the seconds of collectives inside
+    them. ``rows_of`` are the rows of each stage. ``shared`` (B,) says which buckets are synchronised. ``update`` (S,)
+    seconds. ``streams`` are the names of queues beside messages, as the directives add them; ``message_bytes`` (S,) is
+    what a stage hands to the next one.
+    """
+
+    config: Configuration
+    mesh: Mesh
+    rows: tuple[tuple[int, ...], ...]
+    rows_of: tuple[tuple[int, ...], ...]
+    stages: Stages
+    division: Division
+    buckets: Buckets
+    sync: Sync
+    shared: Mask
+    pieces: dict[Phase, tuple[Pieces, Pieces]]
+    nodes: dict[Phase, PhaseNodes]
+    inner: dict[Phase, Floats]
+    update: Floats
+    ties: tuple[Tie, ...]
+    streams: tuple[str, ...]
+    message_bytes: Floats
+
+
+def stages_of(kinds: Kinds, counts: tuple[int, ...], policy: str, way: Ints) -> Stages:
+    """Return how chunks lie on stages of so many layers each."""
+    layers = sum(counts)
+    ends = np.cumsum([0, *counts])
+    stage_of_layer = np.repeat(np.arange(len(counts)), counts)
+    of = stage_of_layer[np.clip(kinds.layer, 0, layers - 1)]
+    of = np.where(kinds.layer < 0, 0, np.where(kinds.layer >= layers, len(counts) - 1, of))
+    each = Recompute.FULL if policy.isdecimal() else Recompute(policy)
+    match each:
+        case Recompute.NONE:
+            again = np.zeros(len(of), np.bool_)
+        case Recompute.SELECTIVE:
+            again = kinds.attention
+        case Recompute.FULL:
+            most = int(policy) if policy.isdecimal() else layers
+            again = kinds.layered & (kinds.layer - ends[of] < most)
+    bounds = np.searchsorted(of, np.arange(len(counts) + 1))
+    return Stages(tuple(bounds.tolist()), of, again, each, way)
+
+
+def held_of(kinds: Kinds, stages: Stages, division: Division) -> Held:
+    """Return what each chunk holds for one microbatch on one rank."""
+    tensor, sequence = float(division.tp), float(division.tp if division.sequence else 1)
+    share = division.share
+
+    def size(what: str) -> Floats:
+        sharded, replicated = kinds.saved(what)
+        return (sharded / tensor + replicated / sequence) * share
+
+    saved = kept = size("saved")
+    match stages.policy:
+        case Recompute.SELECTIVE:
+            kept = np.where(stages.again, size("saved_selective"), saved)
+        case Recompute.FULL:
+            kept = np.where(stages.again, np.where(kinds.fed, size("saved_full"), 0.0), saved)
+        case Recompute.NONE:
+            pass
+    return Held(kept, saved, size("stash"), kinds.field("workspace_bytes") / tensor * share)
+
+
+class Steps:
+    """Steps of configurations of one model on one cluster."""
+
+    def __init__(self, kinds: Kinds, prices: Prices, dtype_bytes: int) -> None:
+        self.kinds, self.prices, self.dtype_bytes = kinds, prices, dtype_bytes
+
+    def of(self, config: Configuration, counts: tuple[int, ...], bucket_mib: int, phases: frozenset[Phase]) -> Step:
+        """Return the step of a configuration with so many layers a stage, of which ``phases`` occur."""
+        kinds, prices, mesh = self.kinds, self.prices, mesh_of(config)
+        division = Division(config.tp, config.ep, config.cp, config.sequence_parallel, config.micro_batch)
+        rows_of = rows_of_stage(config.layout, config.pp, config.virtual_stages)
+        way, ways = prices.ways(mesh, config.pp)
+        stages = stages_of(kinds, counts, config.recompute, np.asarray([way[rows[0]] for rows in rows_of]))
+        replicated = config.dp * config.cp > 1 or config.layout is Layout.BIDIRECTIONAL
+        limit = bucket_mib * MIB // self.dtype_bytes if replicated else 0
+        buckets = make_buckets(kinds, stages.ends, config.tp, config.ep, limit)
+        sync = self._sync(config, mesh, rows_of, buckets)
+        shared, held = sync.ranks > 1, held_of(kinds, stages, division)
+        talks = {phase: prices.talks(division, phase, mesh, ways) for phase in (Phase.F, *phases)}
+        context_only = stages.policy is Recompute.SELECTIVE
+        repeated = tuple(t for t in talks[Phase.F] if not context_only or t.exchange.axis is Axis.CONTEXT)
+        again = prices.compute(division, Phase.R, stages.policy)
+        pieces: dict[Phase, tuple[Pieces, Pieces]] = {}
+        nodes, inner = dict[Phase, PhaseNodes](), dict[Phase, Floats]()
+        for phase in sorted(phases):
+            compute = prices.compute(division, phase)
+            found = nodes[phase] = phase_nodes(kinds, stages, phase, compute, talks[phase], again, repeated)
+            inner[phase] = inner_seconds(found, stages)
+            segment = cuts_of(buckets, kinds, stages, config.zero, shared, phase)
+            whole = pieces_of(kinds, stages, phase, found, np.zeros_like(segment), held)
+            pieces[phase] = whole, pieces_of(kinds, stages, phase, found, segment, held) if segment.any() else whole
+        share = float(division.micro_batch) / config.cp / (config.tp if config.sequence_parallel else 1)
+        return Step(
+            config, mesh, ranks_of(mesh).rows, rows_of, stages, division, buckets, sync, shared, pieces, nodes, inner,
+            self._update(config, buckets, sync, stages.count), self._ties(config, mesh, rows_of, buckets, sync),
+            streams_of(config, division, bool(shared.any())), kinds.boundary_bytes[np.asarray(stages.ends[1:]) - 1] * share,
+        )  # fmt: skip
+
+    def _sync(
+        self, config: Configuration, mesh: Mesh, rows_of: tuple[tuple[int, ...], ...], buckets: Buckets
+    ) -> Sync:
+        """Return what synchronising each bucket takes."""
+        each = config.zero >= 2
+        kind = Collective.REDUCE_SCATTER if config.zero else Collective.ALL_REDUCE
+        width = self.dtype_bytes if each else GRAD_BYTES
+        ranks, seconds = np.zeros(len(buckets), np.int64), np.zeros((2, len(buckets)))
+        columns = (buckets.stage.tolist(), buckets.expert.tolist(), buckets.numel.tolist())
+        for k, (stage, expert, numel) in enumerate(zip(*columns, strict=True)):
+            held = row_groups(mesh, rows_of[stage], self.prices.gpus_per_node)
+            groups = held.expert_sync if expert else held.dense_sync
+            ranks[k] = groups[0][0][0]
+            if ranks[k] > 1:
+                seconds[0, k] = self.prices.collective(kind, float(numel * width), groups)
+                if config.zero:
+                    size = float(numel * self.dtype_bytes)
+                    seconds[1, k] = self.prices.collective(Collective.ALL_GATHER, size, groups)
+        sizes = buckets.numel * float(width), buckets.numel * float(self.dtype_bytes)
+        return Sync(ranks, seconds[0], sizes[0], seconds[1], sizes[1])
+
+    def _update(self, config: Configuration, buckets: Buckets, sync: Sync, stages: int) -> Floats:
+        """Return the seconds of the optimiser step of each stage."""
+        owned: list[list[float]] = [[] for _ in range(stages)]
+        columns = buckets.stage.tolist(), buckets.numel.tolist(), sync.ranks.tolist()
+        for stage, numel, ranks in zip(*columns, strict=True):
+            owned[stage].append(numel / ranks if config.zero else float(numel))
+        return np.asarray([self.prices.cost.update_s(sum(some)) for some in owned])
+
+    def _ties(
+        self, config: Configuration, mesh: Mesh, rows_of: tuple[tuple[int, ...], ...], buckets: Buckets, sync: Sync
+    ) -> tuple[Tie, ...]:
+        """Return the copies of tied parameters that lie on different rows."""
+        found: list[Tie] = []
+        for name in self.kinds.ties:
+            held = [(chunk, k) for (tie, chunk), k in buckets.tied.items() if tie == name]
+            rows = tuple(sorted({rows_of[int(buckets.stage[k])][0] for _, k in held}))
+            if len(rows) < 2:
+                continue
+            groups = pair_groups(mesh, rows, self.prices.gpus_per_node)
+            for chunk, k in sorted(held):
+                pieces = self.kinds.parameters[int(self.kinds.of[chunk])]
+                size = next(p.numel for p in pieces if p.tie == name) // config.tp
+                late = config.zero >= 2 and int(sync.ranks[k]) > 1
+                size = -(-size // int(sync.ranks[k])) if late else size
+                seconds = self.prices.collective(Collective.ALL_REDUCE, 4.0 * size, groups)
+                found.append(Tie(name, int(buckets.stage[k]), k, late, seconds))
+        return tuple(found)
+
+
+def streams_of(config: Configuration, division: Division, synchronised: bool) -> tuple[str, ...]:
+    """Return the names of queues beside messages, in the order in which the directives add them."""
+    shared = SHARED if config.streams != "own" else None
+    names = ["compute"]
+    for kind in division.shards:
+        names.append(SHARED if kind is ShardKind.EXPERT and config.streams == "all" else str(kind))
+    if synchronised:
+        names += [shared or "reduce", shared or "gather"]
+    return tuple(dict.fromkeys(names))
