@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -42,6 +43,12 @@ class Kinds:
     boundary_bytes: Floats
     parameters: tuple[tuple[Piece, ...], ...]
     ties: tuple[str, ...]
+    edges: tuple[tuple[int, int], ...]
+
+    def edges_from(self, low: int, high: int) -> list[tuple[int, int]]:
+        """Return the edges between chunks ``low`` to ``high`` - 1."""
+        a, b = bisect_left(self.edges, (low, 0)), bisect_left(self.edges, (high, 0))
+        return [(u, v) for u, v in self.edges[a:b] if v < high]
 
     def field(self, name: str) -> Floats:
         """Return a numeric field of each chunk, shape (C,)."""
@@ -110,4 +117,5 @@ def kinds_of(model: ModelChunks) -> Kinds | None:
         ~np.isin(region, (regions[Region.EMBED], regions[Region.HEAD])),
         region == regions[Region.ATTENTION], fed, last[of_layer], boundary,
         tuple(parameters), tuple(name for name, count in ties.items() if count > 1),
+        tuple(sorted((u, v) for u, v, _ in model.edges)),
     )  # fmt: skip

@@ -24,7 +24,8 @@ class Order:
 
     Holders are the pairs of a stage and a row that holds it, by stage: ``holder`` (rows, stages) finds one; of each,
     ``first`` is the first forward and ``last`` the last whole or weight backward. Of each stage, ``first_of`` and
-    ``last_of`` are the same over all its rows. ``end`` is the last such backward of each row.
+    ``last_of`` are the same over all its rows. ``end`` is the last such backward of each row. ``phases`` occur;
+    ``grouped`` says whether there are overlap groups.
     """
 
     row: Ints
@@ -46,6 +47,8 @@ class Order:
     first_of: Ints
     last_of: Ints
     end: Ints
+    phases: tuple[Phase, ...]
+    grouped: bool
 
     def __len__(self) -> int:
         return len(self.row)
@@ -91,4 +94,5 @@ def order_of(grid: Grid, stages: int, m: int) -> Order:
     return Order(
         row, stage, phase, microbatch, position, turn, position - turn, among, find, back, weight, holder,
         holder_stage, holder_row, first, last, first_of, last_of, end,
+        tuple(Phase(p) for p in np.unique(phase).tolist()), bool((count > 1).any()),
     )  # fmt: skip

@@ -10,6 +10,7 @@ from piper_core.ir.dag import Floats, Ints, Mask
 from piper_core.names import Collective, Phase, Recompute
 from search.direct.buckets import Buckets
 from search.direct.kinds import Kinds
+from search.direct.overlap import Opened, StageNodes, opened
 from search.direct.prices import Talk
 from search.simulator.lower import AXIS_KIND, COMM_KINDS
 
@@ -36,7 +37,10 @@ class Pieces:
     """The macro actions of one phase, whole or cut into pieces; by piece, shape (P,).
 
     ``first`` and ``count`` (S,): the pieces of each stage. ``of`` (C,) is the piece of each chunk, ``repeat`` that of
-    its recompute. ``seconds`` with all collectives inside; ``start_bytes``, ``end_bytes`` and ``late_bytes`` are changes
+    its recompute. ``enter`` and ``leave`` (S,) are the pieces, counted from the first, that take what comes in and make
+    what goes out. ``beside`` is the collective that a piece is, a node of :class:`PhaseNodes` (-1: it computes), and
+    ``opened`` says of each stage how its pieces hang together (empty: one after the other). ``seconds`` with all
+    collectives inside; ``start_bytes``, ``end_bytes`` and ``late_bytes`` are changes
     of activations when it starts, when its results are there, and after it; ``workspace`` and ``recomputed`` the
     largest transients of a kernel and of a layer that is whole again, ``gathered`` what inner collectives gather.
     """
@@ -45,6 +49,10 @@ class Pieces:
     count: Ints
     of: Ints
     repeat: Ints
+    enter: Ints
+    leave: Ints
+    beside: Ints
+    opened: tuple[Opened | None, ...]
     seconds: Floats
     start_bytes: Floats
     end_bytes: Floats
@@ -68,13 +76,16 @@ class Held:
 @dataclass(frozen=True, slots=True)
 class PhaseNodes:
     """What runs in one phase for one microbatch, in the order of the DAG's nodes: chunk, seconds, bytes gathered (0 for
-    compute and reductions), kind of communication (-1: compute), and whether it is recomputed."""
+    compute and reductions), kind of communication and which of ``talks`` it is (-1: compute), whether it is
+    recomputed."""
 
     chunk: Ints
     seconds: Floats
     gathered: Floats
     comm: Ints
+    talk: Ints
     again: Mask
+    talks: tuple[Talk, ...]
 
 
 def cuts_of(buckets: Buckets, kinds: Kinds, stages: Stages, zero: int, shared: Mask, phase: Phase) -> Ints:
@@ -116,40 +127,101 @@ def phase_nodes(
     every = np.arange(len(kinds.of))
     order = every[::-1] if backward else every
     way = stages.way[stages.of]
-    parts: list[tuple[Ints, Floats, Floats, int, bool]] = [(order, compute[kinds.of[order]], np.zeros(len(order)), -1, False)]
+    parts: list[tuple[Ints, Floats, Floats, int, int, bool]] = []
 
-    def talk(each: Talk, mine: Ints, rerun: bool) -> None:
+    def compute_of(mine: Ints, seconds: Floats, rerun: bool) -> None:
+        parts.append((mine, seconds[kinds.of[mine]], np.zeros(len(mine)), -1, -1, rerun))
+
+    def talk(number: int, each: Talk, mine: Ints, rerun: bool) -> None:
         exchange = each.exchange
         moves = exchange.collective is not Collective.ALL_REDUCE
         size = each.bytes[kinds.of[mine]] if moves else np.zeros(len(mine))
         kind = int(AXIS_KIND[int(exchange.axis)])
-        parts.append((mine, each.seconds[way[mine], kinds.of[mine]], size, kind, rerun))
+        parts.append((mine, each.seconds[way[mine], kinds.of[mine]], size, kind, number, rerun))
 
-    for each in talks:
-        talk(each, order[kinds.region[order] == each.region], False)
+    compute_of(order, compute, False)
+    for number, each in enumerate(talks):
+        talk(number, each, order[kinds.region[order] == each.region], False)
     if phase in (Phase.B, Phase.BI) and stages.policy is not Recompute.NONE:
         chosen = np.flatnonzero(stages.again)
-        parts.append((chosen, again[kinds.of[chosen]], np.zeros(len(chosen)), -1, True))
-        for each in repeated:
-            talk(each, chosen[kinds.region[chosen] == each.region], True)
+        compute_of(chosen, again, True)
+        for number, each in enumerate(repeated):
+            talk(len(talks) + number, each, chosen[kinds.region[chosen] == each.region], True)
     sizes = [len(part[0]) for part in parts]
-    return PhaseNodes(
-        np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts]),
-        np.concatenate([part[2] for part in parts]), np.repeat([part[3] for part in parts], sizes),
-        np.repeat([part[4] for part in parts], sizes),
-    )  # fmt: skip
+    chunk, seconds, gathered = (np.concatenate([part[i] for part in parts]) for i in range(3))
+    comm, talking, rerun = (np.repeat([part[i] for part in parts], sizes) for i in range(3, 6))
+    return PhaseNodes(chunk, seconds, gathered, comm, talking, rerun, (*talks, *repeated))
 
 
 def pieces_of(
     kinds: Kinds, stages: Stages, phase: Phase, nodes: PhaseNodes, segment: Ints, held: Held
-) -> Pieces:
+) -> Pieces:  # fmt: skip
     """Return the pieces of a phase's macro actions, cut where ``segment`` (C,) steps."""
     starts, lasts = np.asarray(stages.ends[:-1]), np.asarray(stages.ends[1:]) - 1
     count = segment[lasts if phase is Phase.F else starts] + 1
     first = np.cumsum(count) - count
-    size = int(count.sum())
     of = first[stages.of] + segment
     repeat = of[kinds.last_of_layer]  # a layer is recomputed as a whole, before its backward starts
+    where = np.where(nodes.again, repeat[nodes.chunk], of[nodes.chunk])
+    ends = np.zeros_like(count), count - 1
+    beside = np.full(int(count.sum()), -1)
+    return Pieces(first, count, of, repeat, *ends, beside, (), *contents(kinds, stages, phase, nodes, held, where, of, repeat))
+
+
+def opened_pieces(
+    kinds: Kinds, stages: Stages, phase: Phase, nodes: PhaseNodes, segment: Ints, held: Held, chosen: Mask,
+    known: dict[StageNodes, Opened],
+) -> Pieces:  # fmt: skip
+    """Return the pieces of the macro actions of a phase in overlap groups; only those of ``chosen`` stages are opened.
+
+    ``known`` remembers what was opened before.
+    """
+    count, enter, leave = np.ones(stages.count, np.int64), np.zeros(stages.count, np.int64), np.zeros(stages.count, np.int64)
+    local = np.zeros(len(nodes.chunk), np.int64)
+    stage_of = stages.of[nodes.chunk]
+    before = tuple(talk.exchange.before for talk in nodes.talks)
+    beside: list[Ints] = []
+    made: list[Opened | None] = []
+    for s in range(stages.count):
+        if not chosen[s]:
+            beside.append(np.full(1, -1))
+            made.append(None)
+            continue
+        mine = np.flatnonzero(stage_of == s)
+        low, high = stages.ends[s], stages.ends[s + 1]
+        at = StageNodes(
+            phase, tuple((nodes.chunk[mine] - low).tolist()), tuple(nodes.talk[mine].tolist()),
+            tuple(nodes.again[mine].tolist()), before, tuple(segment[low:high].tolist()),
+            tuple(segment[kinds.last_of_layer[low:high]].tolist()), tuple((kinds.last_of_layer[low:high] - low).tolist()),
+            tuple((u - low, v - low) for u, v in kinds.edges_from(low, high)), stages.policy is Recompute.FULL,
+            high == len(kinds.of),
+        )  # fmt: skip
+        found = known.get(at)
+        if found is None:
+            found = known[at] = opened(at)
+        local[mine] = found.piece
+        count[s], enter[s], leave[s] = len(found.talk), found.enter, found.exit
+        beside.append(np.asarray([mine[node] if node >= 0 else -1 for node in found.talk]))
+        made.append(found)
+    first = np.cumsum(count) - count
+    where = first[stage_of] + local
+    computes = nodes.talk < 0
+    of, repeat = np.zeros(len(kinds.of), np.int64), np.zeros(len(kinds.of), np.int64)
+    of[nodes.chunk[computes & ~nodes.again]] = where[computes & ~nodes.again]
+    repeat[:] = of
+    repeat[nodes.chunk[computes & nodes.again]] = where[computes & nodes.again]
+    return Pieces(
+        first, count, of, repeat, enter, leave, np.concatenate(beside), tuple(made),
+        *contents(kinds, stages, phase, nodes, held, where, of, repeat),
+    )  # fmt: skip
+
+
+def contents(
+    kinds: Kinds, stages: Stages, phase: Phase, nodes: PhaseNodes, held: Held, where: Ints, of: Ints, repeat: Ints
+) -> tuple[Floats, ...]:
+    """Return the seconds and bytes of pieces: the last columns of :class:`Pieces`. ``where`` is the piece of each node,
+    ``of`` and ``repeat`` that of each chunk's compute and of its recompute."""
+    size = int(where.max()) + 1
 
     def total(at: Ints, weights: Floats) -> Floats:
         return np.bincount(at, weights=weights, minlength=size)
@@ -159,7 +231,6 @@ def pieces_of(
         np.maximum.at(found, at, weights)
         return found
 
-    where = np.where(nodes.again, repeat[nodes.chunk], of[nodes.chunk])
     none = np.zeros(size)
     start, end, late, workspace, recomputed = none, none, none, none, none
     if phase is Phase.F:
@@ -181,10 +252,7 @@ def pieces_of(
             sums = np.bincount(key, weights=extra[some])
             used = np.flatnonzero(sums)
             recomputed = most(used // layers, sums[used])
-    return Pieces(
-        first, count, of, repeat, total(where, nodes.seconds), start, end, late, workspace, recomputed,
-        most(where, nodes.gathered),
-    )  # fmt: skip
+    return total(where, nodes.seconds), start, end, late, workspace, recomputed, most(where, nodes.gathered)
 
 
 def inner_seconds(nodes: PhaseNodes, stages: Stages) -> Floats:

@@ -18,7 +18,7 @@ from search.direct.groups import everyone
 from search.direct.order import Order
 from search.direct.prices import Prices
 from search.direct.shape import Step
-from search.direct.units import CODE_OF_PHASE, Columns, Macros, Messages, Table, Uses, macros_of, table_of
+from search.direct.units import VARIANTS, Columns, Macros, Messages, Table, Uses, macros_of, table_of
 from search.direct.waits import least
 from search.generators.recipe import SHARED
 from search.simulator.lower import COMM_KINDS, ActionSeconds, CommKind
@@ -71,6 +71,16 @@ class _Builder:
         self.close(updates, reduced)
         return self.finish(messages, gathers, reductions)
 
+    def unit(self, macro: Ints, what: str) -> Ints:
+        """Return the unit of one piece of each macro: that of its stage which a column of the table names."""
+        local = getattr(self.table, what)[self.order.phase[macro], self.macros.variant[macro], self.order.stage[macro]]
+        return np.asarray(self.macros.base[macro] + local)
+
+    def user(self, macro: Ints, bucket: Ints, what: str) -> Ints:
+        """Return the unit of the piece of each macro that uses a bucket ``first`` or ``last``."""
+        local = getattr(self.table, what)[self.order.phase[macro], self.macros.variant[macro], bucket]
+        return np.asarray(self.macros.base[macro] + local)
+
     def link(self, src: Ints, dst: Ints) -> None:
         self.edges.append((np.asarray(src), np.asarray(dst)))
 
@@ -78,13 +88,36 @@ class _Builder:
 
     def compute(self) -> None:
         order, macros = self.order, self.macros
-        at = macros.macro
+        at, piece, table = macros.macro, macros.piece, self.table
         self.columns.add(
-            len(at), kind=CODE_OF_PHASE[order.phase[at]], stage=order.stage[at], microbatch=order.microbatch[at],
-            bucket=-1, row=order.row[at], queue=-1, line=-1, comm=-1, place=macros.place,
-            seconds=self.table.column("seconds")[macros.piece],
+            len(at), kind=table.code[piece], stage=order.stage[at], microbatch=order.microbatch[at], bucket=-1,
+            row=order.row[at], queue=table.queue[piece], line=-1, comm=table.comm[piece], place=macros.place,
+            seconds=table.column("seconds")[piece],
         )  # fmt: skip
         self.furthest = float(macros.place.max()) + 2
+
+        if self.step.overlapped.any():
+            self.opened()
+
+    def opened(self) -> None:
+        """Link the pieces of opened macro actions, and what forwards and their last pieces keep for them."""
+        order, base, table = self.order, self.macros.base, self.table
+        members = np.flatnonzero(self.step.overlapped)
+        key = (order.phase[members] * VARIANTS + self.macros.variant[members]) * len(self.step.rows_of) + order.stage[members]
+        by = np.argsort(key, kind="stable")
+        starts = np.flatnonzero(np.diff(key[by], prepend=-1))
+        for mine in np.split(members[by], starts[1:]):
+            phase, stage = Phase(int(order.phase[mine[0]])), int(order.stage[mine[0]])
+            found = table.sets[phase][int(self.macros.variant[mine[0]])].opened[stage]
+            assert found is not None
+            for u, v in found.edges:
+                self.link(base[mine] + u, base[mine] + v)
+            if not (found.saved or found.kept):
+                continue
+            forward = order.find[Phase.F, stage, order.microbatch[mine]]
+            low, high = self.step.stages.ends[stage], self.step.stages.ends[stage + 1]
+            for chunk, piece in (*((low + c, p) for c, p in found.saved), *((high - 1, p) for p in found.kept)):
+                self.link(base[forward] + table.forward[self.macros.variant[forward], chunk], base[mine] + piece)
 
     def updates(self) -> Ints:
         stage = self.order.holder_stage
@@ -109,9 +142,9 @@ class _Builder:
         target = np.concatenate([each[1] for each in ends])
         forward = np.repeat([True, False], len(ends[0][0]))
         apart = order.row[source] != order.row[target]
+        self.link(self.unit(source[~apart], "leave"), self.unit(target[~apart], "enter"))
         source, target, forward = source[apart], target[apart], forward[apart]
-        producer = macros.base[source] + macros.count[source] - 1
-        consumer = macros.base[target]
+        producer, consumer = self.unit(source, "leave"), self.unit(target, "enter")
         a, b = order.row[source], order.row[target]
         boundary = np.where(forward, order.stage[source], order.stage[target])
         key = (boundary.astype(np.int64) * rows + a) * rows + b
@@ -186,8 +219,7 @@ class _Builder:
         else:
             which, holder = self._holders()
             macro, bucket, microbatch = order.last[holder], shared[which], np.full(len(holder), -1)
-        local = self.table.last[order.phase[macro], macros.variant[macro], bucket]
-        latest = macros.unit(macro, local)
+        latest = self.user(macro, bucket, "last")
         place = macros.place[latest]
         if zero < 2:  # several rows meet at one place
             common = np.full(len(buckets), -np.inf)
@@ -202,19 +234,10 @@ class _Builder:
         self.reduce_bucket = bucket
         if zero < 2:
             return empty, unit
-        began = macros.unit(macro, self._began(macro, bucket))
+        began = self.user(macro, bucket, "began")
         last = macro == order.last_of[stage[bucket]]
         self.reduce_bucket = bucket[last]
         return Uses(unit, began, step.sync.reduce_bytes[bucket]), unit[last]
-
-    def _began(self, macro: Ints, bucket: Ints) -> Ints:
-        """Return the first piece of each macro that adds to the gradient of a bucket."""
-        buckets, pieces = self.step.buckets, self.step.pieces
-        local = np.zeros((4, 2, len(buckets)), np.int64)
-        for phase in (Phase.B, Phase.BW):
-            for variant, each in enumerate(pieces.get(phase, ())):
-                local[phase, variant] = each.of[buckets.high] - each.first[buckets.stage]
-        return local[self.order.phase[macro], self.macros.variant[macro], bucket]
 
     def _holders(self) -> tuple[Ints, Ints]:
         """Return (which synchronised bucket, holder) for each row that holds one, bucket by bucket."""
@@ -235,7 +258,7 @@ class _Builder:
         if zero < 3:
             which, holder = self._holders()
             macro, bucket = order.first[holder], shared[which]
-            user = macros.unit(macro, self.table.first[order.phase[macro], macros.variant[macro], bucket])
+            user = self.user(macro, bucket, "first")
             place = macros.place[user]
             common = np.full(len(buckets), np.inf)
             np.minimum.at(common, bucket, place)
@@ -249,8 +272,7 @@ class _Builder:
         ahead = order.find[Phase.F][stage[shared]], order.back[stage[shared]]
         which = np.tile(np.repeat(np.arange(len(shared)), ahead[0].shape[1]), 2)
         macro, bucket = np.concatenate([each.ravel() for each in ahead]), shared[which]
-        phase, variant = order.phase[macro], macros.variant[macro]
-        user = macros.unit(macro, self.table.first[phase, variant, bucket])
+        phase, user = order.phase[macro], self.user(macro, bucket, "first")
         unit = self.columns.add(
             len(macro), kind=np.where(phase == Phase.F, CODE[ActionKind.ALL_GATHER_F], CODE[ActionKind.ALL_GATHER_B]),
             stage=stage[bucket], microbatch=order.microbatch[macro], bucket=bucket, row=order.row[macro], queue=queue,
@@ -259,7 +281,7 @@ class _Builder:
         )  # fmt: skip
         self.link(unit, user)
         self.first_user = user
-        last = macros.unit(macro, self.table.last[phase, variant, bucket])
+        last = self.user(macro, bucket, "last")
         free = self.columns.add(
             len(macro), kind=CODE[ActionKind.FREE], stage=stage[bucket], microbatch=order.microbatch[macro],
             bucket=bucket, row=order.row[macro], queue=-1, line=-1, comm=-1,
@@ -285,7 +307,7 @@ class _Builder:
                 queue=len(self.names) * (2 * self.rows + 2), line=self.channels + len(self.lines) + ties,
                 comm=_AT[CommKind.NORM], place=np.zeros(1), seconds=np.asarray(seconds),
             )  # fmt: skip
-            self.link(self.macros.base[order.end] + self.macros.count[order.end] - 1, norm)
+            self.link(self.unit(order.end, "final"), norm)
             self.link(reduced, norm[row])
             if self.sync is Sync.GLOBAL_NORM:
                 self.link(norm[order.holder_row], updates)
@@ -298,8 +320,7 @@ class _Builder:
     def ties(self, updates: Ints, reduced: Ints, norm: Ints) -> None:
         """Add the all_reduce of each copy of tied parameters: before its bucket's reduction, or after the last one of
         single microbatches."""
-        order, macros = self.order, self.macros
-        names: dict[str, int] = {}
+        order, names = self.order, dict[str, int]()
         for tie in self.step.ties:
             row = self.step.rows_of[tie.stage][0]
             holder = int(order.holder[row, tie.stage])
@@ -314,8 +335,7 @@ class _Builder:
                 self.link(own, np.repeat(unit, len(own)))
             else:
                 macro = order.last[holder : holder + 1]
-                local = self.table.last[order.phase[macro], macros.variant[macro], tie.bucket]
-                self.link(macros.unit(macro, local), unit)
+                self.link(self.user(macro, np.asarray([tie.bucket]), "last"), unit)
                 self.link(np.repeat(unit, len(own)), own)
             self.link(unit, updates[holder : holder + 1])
             if len(norm):
@@ -400,7 +420,7 @@ class _Builder:
         order, stages = self.order, self.step.stages.count
         found = np.zeros((self.rows, len(COMM_KINDS)))
         for phase, seconds in self.step.inner.items():
-            mine = order.phase == phase
+            mine = (order.phase == phase) & ~self.step.overlapped
             cell = order.row[mine].astype(np.int64) * stages + order.stage[mine]
             found += np.bincount(cell, minlength=self.rows * stages).reshape(self.rows, stages) @ seconds
         return found

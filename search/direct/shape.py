@@ -14,7 +14,19 @@ from piper_core.schedule.grid import Layout, rows_of_stage
 from search.direct.buckets import Buckets, make_buckets
 from search.direct.groups import pair_groups, row_groups
 from search.direct.kinds import Kinds
-from search.direct.pieces import Held, PhaseNodes, Pieces, Stages, cuts_of, inner_seconds, phase_nodes, pieces_of
+from search.direct.order import Order
+from search.direct.overlap import Opened, StageNodes
+from search.direct.pieces import (
+    Held,
+    PhaseNodes,
+    Pieces,
+    Stages,
+    cuts_of,
+    inner_seconds,
+    opened_pieces,
+    phase_nodes,
+    pieces_of,
+)
 from search.direct.prices import Division, Prices
 from search.generators.recipe import SHARED
 from search.space import Configuration
@@ -51,8 +63,9 @@ class Tie:
 class Step:
     """A configuration's step, whatever its order.
 
-    ``pieces[phase]`` are its macro actions whole and cut, ``inner[phase]`` (S, kinds) the seconds of collectives inside
-    them. ``rows_of`` are the rows of each stage. ``shared`` (B,) says which buckets are synchronised. ``update`` (S,)
+    ``pieces[phase]`` are its macro actions whole and cut, and where the order has overlap groups in which one talks
+    (``overlapped`` (M,) are their members), both opened; ``inner[phase]`` (S, kinds) the seconds of collectives inside
+    macro actions. ``rows_of`` are the rows of each stage. ``shared`` (B,) says which buckets are synchronised. ``update`` (S,)
     seconds. ``streams`` are the names of queues beside messages, as the directives add them; ``message_bytes`` (S,) is
     what a stage hands to the next one.
     """
@@ -66,7 +79,8 @@ class Step:
     buckets: Buckets
     sync: Sync
     shared: Mask
-    pieces: dict[Phase, tuple[Pieces, Pieces]]
+    pieces: dict[Phase, tuple[Pieces, ...]]
+    overlapped: Mask
     nodes: dict[Phase, PhaseNodes]
     inner: dict[Phase, Floats]
     update: Floats
@@ -120,9 +134,10 @@ class Steps:
 
     def __init__(self, kinds: Kinds, prices: Prices, dtype_bytes: int) -> None:
         self.kinds, self.prices, self.dtype_bytes = kinds, prices, dtype_bytes
+        self.opened: dict[StageNodes, Opened] = {}
 
-    def of(self, config: Configuration, counts: tuple[int, ...], bucket_mib: int, phases: frozenset[Phase]) -> Step:
-        """Return the step of a configuration with so many layers a stage, of which ``phases`` occur."""
+    def of(self, config: Configuration, counts: tuple[int, ...], bucket_mib: int, order: Order) -> Step:
+        """Return the step of a configuration with so many layers a stage under an order."""
         kinds, prices, mesh = self.kinds, self.prices, mesh_of(config)
         division = Division(config.tp, config.ep, config.cp, config.sequence_parallel, config.micro_batch)
         rows_of = rows_of_stage(config.layout, config.pp, config.virtual_stages)
@@ -133,22 +148,33 @@ class Steps:
         buckets = make_buckets(kinds, stages.ends, config.tp, config.ep, limit)
         sync = self._sync(config, mesh, rows_of, buckets)
         shared, held = sync.ranks > 1, held_of(kinds, stages, division)
-        talks = {phase: prices.talks(division, phase, mesh, ways) for phase in (Phase.F, *phases)}
+        talks = {phase: prices.talks(division, phase, mesh, ways) for phase in order.phases}
         context_only = stages.policy is Recompute.SELECTIVE
         repeated = tuple(t for t in talks[Phase.F] if not context_only or t.exchange.axis is Axis.CONTEXT)
         again = prices.compute(division, Phase.R, stages.policy)
-        pieces: dict[Phase, tuple[Pieces, Pieces]] = {}
+        pieces: dict[Phase, tuple[Pieces, ...]] = {}
         nodes, inner = dict[Phase, PhaseNodes](), dict[Phase, Floats]()
-        for phase in sorted(phases):
+        for phase in order.phases:
             compute = prices.compute(division, phase)
             found = nodes[phase] = phase_nodes(kinds, stages, phase, compute, talks[phase], again, repeated)
             inner[phase] = inner_seconds(found, stages)
+        overlapped = _overlapped(order, nodes, stages)
+        for phase in order.phases:
+            found = nodes[phase]
             segment = cuts_of(buckets, kinds, stages, config.zero, shared, phase)
-            whole = pieces_of(kinds, stages, phase, found, np.zeros_like(segment), held)
-            pieces[phase] = whole, pieces_of(kinds, stages, phase, found, segment, held) if segment.any() else whole
+            segments = [np.zeros_like(segment), *([segment] if segment.any() else [])]
+            some = [pieces_of(kinds, stages, phase, found, each, held) for each in segments]
+            chosen = np.zeros(stages.count, np.bool_)
+            chosen[order.stage[overlapped & (order.phase == phase)]] = True
+            if chosen.any():
+                some += some[-1:] * (2 - len(some))
+                some += [
+                    opened_pieces(kinds, stages, phase, found, each, held, chosen, self.opened) for each in segments
+                ]
+            pieces[phase] = tuple(some + some[-1:] * (len(some) % 2))
         share = float(division.micro_batch) / config.cp / (config.tp if config.sequence_parallel else 1)
         return Step(
-            config, mesh, ranks_of(mesh).rows, rows_of, stages, division, buckets, sync, shared, pieces, nodes, inner,
+            config, mesh, ranks_of(mesh).rows, rows_of, stages, division, buckets, sync, shared, pieces, overlapped, nodes, inner,
             self._update(config, buckets, sync, stages.count), self._ties(config, mesh, rows_of, buckets, sync),
             streams_of(config, division, bool(shared.any())), kinds.boundary_bytes[np.asarray(stages.ends[1:]) - 1] * share,
         )  # fmt: skip
@@ -206,9 +232,24 @@ class Steps:
 def streams_of(config: Configuration, division: Division, synchronised: bool) -> tuple[str, ...]:
     """Return the names of queues beside messages, in the order in which the directives add them."""
     shared = SHARED if config.streams != "own" else None
-    names = ["compute"]
-    for kind in division.shards:
-        names.append(SHARED if kind is ShardKind.EXPERT and config.streams == "all" else str(kind))
+    names = ["compute", *(shard_stream(config, kind) for kind in division.shards)]
     if synchronised:
         names += [shared or "reduce", shared or "gather"]
     return tuple(dict.fromkeys(names))
+
+
+def shard_stream(config: Configuration, kind: ShardKind) -> str:
+    """Return the queue of the collectives of a kind of sharding."""
+    return SHARED if kind is ShardKind.EXPERT and config.streams == "all" else str(kind)
+
+
+def _overlapped(order: Order, nodes: dict[Phase, PhaseNodes], stages: Stages) -> Mask:
+    """Return which macro actions are in an overlap group of which some member communicates inside, shape (M,)."""
+    if not order.grouped:
+        return np.zeros(len(order), np.bool_)
+    talks = np.zeros((4, stages.count), np.bool_)
+    for phase, found in nodes.items():
+        talks[phase, stages.of[found.chunk[found.talk >= 0]]] = True
+    group = np.arange(len(order)) - order.turn
+    some = np.bincount(group, weights=talks[order.phase, order.stage], minlength=len(order)) > 0
+    return np.asarray(some[group] & (order.among > 1))

@@ -8,96 +8,136 @@ import numpy as np
 
 from piper_core.ir.action import ActionKind
 from piper_core.ir.dag import Floats, Ints, Mask
-from piper_core.names import Phase
+from piper_core.names import Collective, Phase
 from piper_core.schedule.plan import CODE
 from search.direct.order import Order
 from search.direct.pieces import Pieces
-from search.direct.shape import Step
+from search.direct.shape import Step, shard_stream
 
-CODE_OF_PHASE = np.asarray([CODE[ActionKind(name)] for name in ("F", "B", "BI", "BW")], np.int32)
-WHOLE, CUT = 0, 1
-VARIANTS = 2
+CODE_OF_PHASE = np.asarray([CODE[ActionKind(name)] for name in ("F", "B", "BI", "BW")], np.int64)
+VERBS = np.asarray([[CODE[ActionKind(f"{verb}_{way}")] for way in "BF"] for verb in ("COMM", "ALL_TO_ALL")])
+"""Codes of inner collectives on streams of their own: (all_to_all, ahead)."""
+CUT, OPENED = 1, 2
+"""Bits of a macro action's variant: cut where collectives of buckets need it, opened in an overlap group."""
+VARIANTS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """All pieces of a step: ``start`` (phases, variants) says where those of a phase begin. By bucket, shape
-    (phases, variants, B), the piece of a macro action that uses it ``first`` and ``last``, counted from its own first."""
+    """All pieces of a step in one table; ``start``, shape (phases, variants, S), is where those of a stage begin.
 
+    Pieces are counted from the first of their macro action in what follows. By stage, shape (phases, variants, S):
+    their ``count``; which one takes what comes in (``enter``), makes what goes out (``leave``), computes last
+    (``final``). By bucket, (phases, variants, B): the ``first`` and the ``last`` that use it, and the
+    one in which its gradient ``began``. By chunk, (variants, C):
+    ``forward``, the one that computes its forward. By piece: ``code`` of its action, its ``queue`` (-1: compute) and
+    what communication it is (``comm``, -1: none).
+    """
+
+    sets: dict[Phase, tuple[Pieces, ...]]
     start: Ints
-    sets: tuple[tuple[Pieces, ...], ...]
+    count: Ints
+    enter: Ints
+    leave: Ints
+    final: Ints
     first: Ints
     last: Ints
+    began: Ints
+    forward: Ints
+    code: Ints
+    queue: Ints
+    comm: Ints
 
     def column(self, name: str) -> Floats:
         """Return a column of all pieces."""
-        return np.concatenate([getattr(each, name) for some in self.sets for each in some])
+        return np.concatenate([getattr(each, name) for some in self.sets.values() for each in some])
 
 
 def table_of(step: Step) -> Table:
     """Return the table of a step's pieces."""
     buckets, stages = step.buckets, step.stages
-    start, at = np.zeros((4, VARIANTS), np.int64), 0
-    first = np.zeros((4, VARIANTS, len(buckets)), np.int64)
-    last = np.zeros_like(first)
-    again = stages.again[buckets.parts]
-    sets = []
+    start, count, enter, leave, final = np.zeros((5, 4, VARIANTS, stages.count), np.int64)
+    first, last, began = np.zeros((3, 4, VARIANTS, len(buckets)), np.int64)
+    forward = np.zeros((VARIANTS, len(stages.of)), np.int64)
+    again, low = stages.again[buckets.parts], np.asarray(stages.ends[:-1])
+    codes, queues, comms = list[Ints](), list[Ints](), list[Ints]()
+    at = 0
     for phase, some in step.pieces.items():
-        sets.append(some)
         for variant, each in enumerate(some):
-            start[phase, variant] = at
+            here = phase, variant
+            start[here], count[here], enter[here], leave[here] = at + each.first, each.count, each.enter, each.leave
+            final[here] = each.of[low] - each.first
             at += len(each.seconds)
             base = each.first[buckets.stage]
-            low, high = each.of[buckets.low] - base, each.of[buckets.high] - base
+            lows, highs = each.of[buckets.low] - base, each.of[buckets.high] - base
+            began[here] = highs
             if phase is Phase.F:
-                first[phase, variant], last[phase, variant] = low, high
+                first[here], last[here] = lows, highs
+                forward[variant] = each.of - each.first[stages.of]
             else:
                 users = each.of[buckets.parts]
                 users = np.where(again, np.minimum(users, each.repeat[buckets.parts]), users)
-                first[phase, variant] = np.minimum.reduceat(users, buckets.start[:-1]) - base
-                last[phase, variant] = low
-    return Table(start, tuple(sets), first, last)
+                first[here], last[here] = np.minimum.reduceat(users, buckets.start[:-1]) - base, lows
+            code, queue, comm = _actions(step, phase, each)
+            codes.append(code)
+            queues.append(queue)
+            comms.append(comm)
+    columns = (np.concatenate(each) for each in (codes, queues, comms))
+    return Table(step.pieces, start, count, enter, leave, final, first, last, began, forward, *columns)
+
+
+def _actions(step: Step, phase: Phase, pieces: Pieces) -> tuple[Ints, Ints, Ints]:
+    """Return the code, the queue and the communication of each piece of a set."""
+    code = np.full(len(pieces.beside), CODE_OF_PHASE[phase])
+    queue, comm = np.full(len(code), -1), np.full(len(code), -1)
+    beside = np.flatnonzero(pieces.beside >= 0)
+    if len(beside):
+        nodes = step.nodes[phase]
+        node = pieces.beside[beside]
+        names = [step.streams.index(shard_stream(step.config, talk.shard)) for talk in nodes.talks]
+        exchanges = [talk.exchange.collective is Collective.ALL_TO_ALL for talk in nodes.talks]
+        ahead = nodes.again[node] | (phase is Phase.F)
+        to_all = np.asarray(exchanges)[nodes.talk[node]]
+        code[beside] = VERBS[to_all.astype(int), ahead.astype(int)]
+        queue[beside] = np.asarray(names)[nodes.talk[node]] * (2 * len(step.rows) + 2)
+        comm[beside] = nodes.comm[node]
+    return code, queue, comm
 
 
 @dataclass(slots=True)
 class Macros:
-    """Where the macro actions of an order lie among the units: their ``variant``, first unit (``base``), number of
-    pieces (``count``), and for each unit of compute its macro, its piece in the table, and its place on its row."""
+    """Where the macro actions of an order lie among the units: their ``variant`` and first unit (``base``), and for each
+    of their pieces its macro, its place in the table, and its place on its row."""
 
     variant: Ints
     base: Ints
-    count: Ints
     macro: Ints
     piece: Ints
     place: Floats
-
-    def unit(self, macro: Ints, local: Ints) -> Ints:
-        """Return the unit of a piece of each macro."""
-        return np.asarray(self.base[macro] + local)
 
 
 def macros_of(step: Step, order: Order, table: Table) -> Macros:
     """Place the macro actions of an order.
 
     One is cut where collectives of buckets need it: each under ZeRO-3, and after ZeRO-2's reductions; else the first
-    forward of a stage and its last whole or weight backward.
+    forward of a stage and its last whole or weight backward. Members of an overlap group take turns.
     """
     zero = step.config.zero
-    steady = np.asarray([zero == 3, zero >= 2, zero == 3, zero >= 2])
-    variant = steady[order.phase].astype(np.int64)
+    variant = np.asarray([zero == 3, zero >= 2, zero == 3, zero >= 2])[order.phase] * CUT
     variant[order.first_of] = variant[order.last_of] = CUT
-    start = table.start[order.phase, variant]
-    count = np.zeros((4, VARIANTS, step.stages.count), np.int64)
-    first = np.zeros_like(count)
-    for phase, some in step.pieces.items():
-        for v, each in enumerate(some):
-            count[phase, v], first[phase, v] = each.count, each.first
-    pieces, start = count[order.phase, variant, order.stage], start + first[order.phase, variant, order.stage]
+    variant += step.overlapped * OPENED
+    where = order.phase, variant, order.stage
+    pieces = table.count[where]
     base = np.cumsum(pieces) - pieces
     macro = np.repeat(np.arange(len(order)), pieces)
     local = np.arange(len(macro)) - base[macro]
     scale = 2.0 * (int(pieces.max()) + 1)
-    return Macros(variant, base, pieces, macro, start[macro] + local, order.position[macro] * scale + local)
+    place = order.position[macro] * scale + local
+    turns = np.flatnonzero(step.overlapped[macro])
+    if len(turns):
+        mine = macro[turns]
+        place[turns] = order.group[mine] * scale + local[turns] * order.among[mine] + order.turn[mine]
+    return Macros(variant, base, macro, table.start[where][macro] + local, place)
 
 
 @dataclass(slots=True)

@@ -1,0 +1,92 @@
+"""The score of a configuration, straight from its numbers."""
+
+from __future__ import annotations
+
+from piper_core.arch.chunk import ModelChunks
+from piper_core.arch.record import Architecture
+from piper_core.names import Sync
+from profiler.spec import Cluster
+from search.bound import Bounds
+from search.candidate import Score
+from search.cost.base import CostModel
+from search.cost.software import OWN
+from search.direct.kinds import kinds_of
+from search.direct.memory import memory
+from search.direct.order import Order, family_order, order_of
+from search.direct.plan import Built, build
+from search.direct.prices import Prices
+from search.direct.shape import Steps
+from search.evaluate import Evaluation, score
+from search.list_order import list_grid
+from search.simulator.run import simulate
+from search.space import Configuration
+from search.stage_costs import mesh_of
+
+
+class Direct:
+    """Scores of a model's configurations on a cluster, without a DAG."""
+
+    def __init__(
+        self, architecture: Architecture, model: ModelChunks, cluster: Cluster, cost: CostModel, bounds: Bounds,
+        sync: Sync = Sync.GLOBAL_NORM,
+    ) -> None:  # fmt: skip
+        self.architecture, self.model, self.cluster, self.cost = architecture, model, cluster, cost
+        self.bounds, self.sync = bounds, sync
+        kinds = kinds_of(model)
+        self.steps = None if kinds is None else Steps(kinds, Prices(kinds, cost, cluster.gpus_per_node), model.dtype_bytes)
+        self._flops = architecture.model_flops_per_token(model.seq_len)
+
+    def covers(self, config: Configuration) -> bool:
+        """Return whether a configuration can be scored so: what cannot goes through apply, plan and lower.
+
+        Left out are models in which data crosses layers by more than one way, programs of other habits than this
+        project's runtime, and stages on two rows that lie on nodes differently, share a tied parameter or reduce each
+        microbatch.
+        """
+        if self.steps is None or self.cost.software != OWN:
+            return False
+        if config.layout.value != "bidirectional":
+            return True
+        if config.zero >= 2 or self.steps.kinds.ties:
+            return False
+        way, _ = self.steps.prices.ways(mesh_of(config), config.pp)
+        return len(set(way)) == 1
+
+    def build(self, config: Configuration) -> Built:
+        """Return the plan of a configuration, with the seconds of its actions.
+
+        Raises:
+            InfeasibleError: the list scheduler finds no order that keeps the memory of some row.
+        """
+        assert self.steps is not None
+        counts, _ = self.bounds.costs.of(config)
+        bucket = self.bounds.bucket_mib(config.tp, config.ep, config.bucket)
+        order = self.order(config)
+        return build(self.steps.of(config, counts, bucket, order), order, self.steps.prices, self.sync)
+
+    def order(self, config: Configuration) -> Order:
+        """Return the order of a configuration's compute."""
+        m, v = config.num_microbatches, config.virtual_stages
+        if config.order == "list":
+            return order_of(list_grid(config, self.bounds), config.stages, m)
+        return family_order(config.schedule, config.pp, m, v, config.stages)
+
+    def assess(self, config: Configuration) -> Evaluation:
+        """Simulate a configuration and count its memory.
+
+        Raises:
+            InfeasibleError: as :meth:`build`; PlanError: the plan would not run.
+        """
+        built = self.build(config)
+        simulation = simulate(built.plan, built.seconds, slowdown=self.cost.overlap_slowdown)
+        used = memory(built, simulation, self.cluster.device, self.model.dtype_bytes)
+        sequences = float(config.dp * config.micro_batch * config.num_microbatches)
+        found = score(
+            simulation, used, tokens=sequences * self.model.seq_len, flops_per_token=self._flops,
+            gpus=mesh_of(config).size, device=self.cluster.device,
+        )  # fmt: skip
+        return Evaluation(found, simulation, used)
+
+    def score(self, config: Configuration) -> Score:
+        """Return the score of a configuration (see :meth:`assess`)."""
+        return self.assess(config).score
