@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from time import sleep
 
 from piper_core.errors import ConfigError
 
@@ -97,6 +98,21 @@ def conditions(kind: str) -> Conditions:
     return Conditions(now, hashlib.sha256(platform.node().encode()).hexdigest()[:8], round(load, 2), _clock(kind))
 
 
+def busy_part(seconds: float = 0.3) -> float:
+    """Return the part of this machine's cores that is busy while this process sleeps for so long; 0 where the system
+    does not say."""
+    before = _core_times()
+    sleep(seconds)
+    spent = [now - then for now, then in zip(_core_times(), before, strict=True)]
+    return 1 - sum(spent[3:5]) / sum(spent) if sum(spent) > 0 else 0.0
+
+
+def _core_times() -> list[int]:
+    """Return the ticks of all cores together: user, nice, system, idle, waiting for disks, ..."""
+    found = re.search(r"^cpu +(.+)$", _read("/proc/stat"), re.M)
+    return [int(each) for each in found[1].split()[:8]] if found else []
+
+
 def _version(package: str) -> str:
     try:
         return version(package)
@@ -135,6 +151,11 @@ def _gpus() -> list[tuple[str, str, int]]:
     return [
         (row[0], row[1], int(row[2]) * 2**20) for row in _smi("name,driver_version,memory.total") if row[2].isdigit()
     ]
+
+
+def gpus() -> int:
+    """Return how many CUDA devices the driver lists, 0 where there is none."""
+    return len(_gpus())
 
 
 def _smi(query: str) -> list[list[str]]:

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log, sqrt
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
 from profiler.record import Run
+from profiler.student import quantile
 
 FEATURES = ("exposed", "bubble")
 PRIOR_SD = (0.3, 0.5, 0.5)
@@ -56,7 +56,7 @@ class Residual:
         row = np.asarray(_row(features))
         middle = float(row @ self.mean)
         spread = self.scale / self.shape * (1 + float(row @ np.linalg.solve(self.precision, row)))
-        half = student_quantile((1 + level) / 2, 2 * self.shape) * sqrt(spread)
+        half = quantile((1 + level) / 2, 2 * self.shape) * sqrt(spread)
         return predicted_s * exp(middle), predicted_s * exp(middle - half), predicted_s * exp(middle + half)
 
     def to_data(self) -> dict[str, float]:
@@ -67,15 +67,3 @@ class Residual:
 
 def _row(features: Mapping[str, float]) -> Sequence[float]:
     return [1.0, *(features.get(name, 0.0) for name in FEATURES)]
-
-
-def student_quantile(p: float, freedom: float) -> float:
-    """Return a quantile of Student's t (Cornish-Fisher expansion, within 1 % from 3 degrees of freedom on)."""
-    z = NormalDist().inv_cdf(p)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return z + sum(term / freedom ** (i + 1) for i, term in enumerate(terms))

@@ -7,16 +7,23 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from piper_core.arch.record import Architecture
+from piper_core.directives import RecomputeDirective, Replicate
+from piper_core.program.program import Program
+from piper_core.program.strategy import Strategy
 from profiler import console
+from profiler.fingerprint import machine
 from profiler.record import Profile, Run, Sample
 from profiler.residual import Residual
-from profiler.store import add, load
+from profiler.store import add, find, load
 from search.candidate import Score
-from search.profiled import features
+from search.pricing import Pricing
+from search.profiled import features, threads_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +104,44 @@ def lines(found: History) -> list[str]:
         f"{inside} of {len(found.rows)} inside their intervals",
         f"residual, logarithms: {weights}",
     ]
+
+
+def profile_of(strategy: Strategy, architecture: Architecture, device: str, dtype: str) -> Path | None:
+    """Return the store's profile of a model on this machine as a strategy runs here: None where there is none."""
+    ranks = strategy.header.world.size if strategy.header.world else 1
+    return find(architecture, machine(device, threads_of(ranks) if device == "cpu" else 1), dtype)
+
+
+def remember(strategy: Strategy, path: Path, step: Sample) -> None:
+    """Add a measured step to a profile of this machine, beside what that predicts of it.
+
+    Raises:
+        ConfigError: as :func:`profiler.store.add`; the profile is of another model.
+    """
+    pricing = Pricing.of(path)
+    score = pricing.price(strategy).found.score
+    keep_run(path, pricing.profile, short(strategy), digest_of(strategy.program), step, score)
+
+
+def short(strategy: Strategy) -> str:
+    """Return what tells a strategy from most others, in a few words."""
+    header, directives = strategy.header, strategy.program.directives
+    words = [f"{name}{size}" for name, size in (header.mesh.axes if header.mesh else ()) if size > 1]
+    words += [header.schedule or "", f"b{header.micro_batch}" if header.micro_batch else ""]
+    replicas = [each for each in directives if isinstance(each, Replicate)]
+    zero = max((_zero(each) for each in replicas), default=0)
+    again = any(isinstance(each, RecomputeDirective) for each in directives)
+    words += [f"zero{zero}" if zero else "", "recompute" if again else ""]
+    return " ".join(word for word in words if word) or "one rank"
+
+
+def _zero(each: Replicate) -> int:
+    return 3 if each.shard_params else 2 if each.shard_grads else 1 if each.shard_optimizer else 0
+
+
+def digest_of(program: Program) -> str:
+    """Return a hash of a program's directives."""
+    return sha256(repr(program).encode()).hexdigest()[:12]
 
 
 def keep_run(

@@ -10,11 +10,13 @@ from typing import Any
 from piper_core.arch.huggingface import load_architecture
 from piper_core.program.strategy import Strategy
 from profiler.record import Profile, to_data
-from profiler.spec import Cluster, load_cluster
+from profiler.spec import load_cluster
 from profiler.store import load
 from search.calibrate import Calibration
 from search.predict import Prediction, predict_strategy
 from search.profiled import Profiled, by_profile
+
+DEFAULT_CLUSTER = "p4de"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +52,15 @@ class Pricing:
         runs = 0 if self.calibration is None else self.calibration.runs
         return {"by": str(self), "profile": str(self.path.resolve()), "runs": runs}
 
-    def price(self, strategy: Strategy, cluster: Cluster | None = None) -> Profiled:
-        """Price a strategy that names a model by the profile alone.
+    def price(self, strategy: Strategy) -> Profiled:
+        """Price a strategy that names a model by the profile alone, on the cluster of its header, or on the CPU where
+        the profile is of one.
 
         Raises:
             ConfigError: the profile is of another model; and as :func:`search.predict.predict_strategy`.
         """
-        on = cluster or load_cluster(strategy.header.cluster or "cpu")
+        here = self.profile.machine.kind == "cpu"
+        on = load_cluster("cpu" if here else strategy.header.cluster or DEFAULT_CLUSTER)
         model = load_architecture(strategy.header.model or "")
         found = predict_strategy(strategy, on)
         return by_profile(found, self.profile, model, on, where=f"profile {self.path}")

@@ -49,7 +49,7 @@ def parser() -> Parser:
     option("--resume", type=Path, metavar="DIR", help="go on with the search that a killed run left in a folder")
     option("--execute", type=executed, metavar="K",
            help="run the K best on this machine's devices and let measurement pick the winner; with too few devices, "
-                "rehearse the winner (default: 0, nothing)")  # fmt: skip
+                "rehearse the winner (default: 3 or as many as memory holds; 0: nothing)")  # fmt: skip
     option("--profile", metavar="FILE",
            help="price with what piper-profile measured: a file; auto: this machine's own, taken now where there is "
                 "none; none: nothing measured (default: this machine's own, where it is what is searched)")  # fmt: skip
@@ -172,7 +172,7 @@ def _search(options: Namespace) -> int:
         model=options.model, gpus=options.gpus, fix=options.fix or [], forbid=options.forbid or [], json=options.json,
         out=options.out, resume=options.resume, budget=options.budget, max_memory_gib=options.max_memory,
         objective=options.objective or "throughput", workers=options.workers,
-        explain=options.explain or [], execute=options.execute or 0, profile=options.profile, **given,
+        explain=options.explain or [], execute=options.execute, profile=options.profile, **given,
     )  # fmt: skip
 
 

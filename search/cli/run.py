@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from piper_core.runtime.trainer import Step, Trainer
     from search.predict import Prediction
 
+LEAST_KEPT = 3
+"""Timed steps from which a run counts as a measurement."""
 TORCH = "run needs torch and ray: make setup installs them"
 
 
@@ -125,13 +127,15 @@ def _train(strategy: Strategy, architecture: Architecture, device: str, options:
     from piper_core.runtime.compare import OneProcess
     from piper_core.runtime.optimizer import AdamW, Clip
     from piper_core.runtime.trainer import Trainer
+    from search.history import profile_of
 
-    predicted = _predicted(strategy)
     clip = None if options.run_clip is None else Clip(options.run_clip)
     usual = "float64" if options.run_check else "bfloat16" if device == "cuda" else "float32"
     dtype = options.run_dtype or usual
     if options.run_check and options.run_load is not None:
         raise ConfigError("--check compares with a run from the beginning; leave --load out")
+    profile = None if options.run_address else profile_of(strategy, architecture, device, dtype)
+    predicted = _predicted(strategy, profile)
     with Trainer(
         architecture, strategy, AdamW(options.run_lr), clip=clip, device="cuda" if device == "cuda" else "cpu",
         address=options.run_address, dtype=dtype, seed=options.run_seed, timeout_s=options.run_timeout,
@@ -156,7 +160,10 @@ def _train(strategy: Strategy, architecture: Architecture, device: str, options:
             what = "memory followed" if turn == 0 else f"{trainer.last.seconds:.4f} s"
             _say(quiet, f"step {number}  loss {loss:.6f}  {what}{more}")
         saved = trainer.save(options.run_save) if options.run_save is not None else None
+    kept = _keep(strategy, profile, steps)
     data = _data(steps, predicted) | {
+        "predicted_by": None if profile is None else str(profile),
+        "kept_in": None if kept is None else str(kept),
         "check": [_plain(each) for each in differ],
         "checkpoint": str(saved or "") or None,
     }
@@ -175,10 +182,26 @@ def _train(strategy: Strategy, architecture: Architecture, device: str, options:
     return 0
 
 
-def _predicted(strategy: Strategy) -> Prediction | None:
-    from search.predict import predict_strategy
+def _predicted(strategy: Strategy, profile: Path | None) -> Prediction | None:
+    """Predict by this machine's profile of the model, else by what the header says, else by the cluster's record."""
+    from search.pricing import Pricing, predict_as_said
 
-    return predict_strategy(strategy) if strategy.header.cluster is not None else None
+    if strategy.header.cluster is None:
+        return None
+    return predict_as_said(strategy) if profile is None else Pricing.of(profile).predict(strategy)
+
+
+def _keep(strategy: Strategy, profile: Path | None, steps: list[Step]) -> Path | None:
+    """Add the timed steps to this machine's profile of the model, where there is one and the machine is quiet."""
+    from profiler.fingerprint import BUSY, busy_part
+    from profiler.record import Sample
+    from search.history import remember
+
+    timed = tuple(step.seconds for step in steps[1:])
+    if profile is None or len(timed) < LEAST_KEPT or busy_part() > BUSY:
+        return None
+    remember(strategy, profile, Sample(timed))
+    return profile
 
 
 def _batches(trainer: Trainer, architecture: Architecture, options: Namespace) -> Batches:
@@ -222,6 +245,8 @@ def _show(data: dict[str, Any], steps: list[Step], options: Namespace) -> None:
         print(f"checked: {len(data['check'])} steps equal those of one process")
     if steps[-1].timeline is not None:
         print(steps[-1].timeline.picture())
+    if data["kept_in"]:
+        print(f"kept: {data['kept_in']} (piper-search history)")
     if data["checkpoint"]:
         print(f"saved: {data['checkpoint']}")
     if options.run_timeline is not None:

@@ -116,7 +116,7 @@ def run_search(
     outcome = Outcome(problem, space, result, cluster, pricing)
     if pricing is not None and pricing.calibration is not None:
         outcome.ranked = recalibrate(result, pricing.calibration)
-    if execute:
+    if execute != 0:
         outcome.execution = _execute(outcome, execute, hidden=json)
     data = outcome.to_data(seed, target)
     names = write_folder(target, outcome.strategy(outcome.winner), data | {"search": searched})
@@ -134,12 +134,12 @@ def run_search(
     return 0
 
 
-def _execute(outcome: Outcome, k: int, *, hidden: bool) -> Execution:
-    """Execute the best candidates."""
-    from search.execute import execute
+def _execute(outcome: Outcome, k: int | None, *, hidden: bool) -> Execution:
+    """Execute the best candidates, ``k`` of them (None: as many as is usual)."""
+    from search.execute import DEFAULT, execute
 
     say = (lambda text: None) if hidden or console.plain(sys.stderr) else (lambda text: print(text, file=sys.stderr))
-    strategies = [outcome.strategy(rank) for rank in range(min(k, len(outcome.result.candidates)))]
+    strategies = [outcome.strategy(rank) for rank in range(min(k or DEFAULT, len(outcome.result.candidates)))]
     return execute(strategies, outcome.problem.architecture, k, say=say)
 
 

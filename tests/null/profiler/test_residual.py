@@ -8,7 +8,7 @@ from math import exp
 import pytest
 
 from profiler.record import Run
-from profiler.residual import FEATURES, Residual, student_quantile
+from profiler.residual import FEATURES, Residual
 from tests.null.profiler.made import run
 
 WEIGHTS = (0.08, 0.4, -0.2)
@@ -58,9 +58,3 @@ def test_more_runs_narrow_the_interval() -> None:
         _, low, high = Residual.of(runs[:n]).apply(1.0, {"exposed": 0.2, "bubble": 0.2})
         widths.append(high / low)
     assert widths == sorted(widths, reverse=True)
-
-
-@pytest.mark.parametrize(("freedom", "quantile"), [(3, 2.353), (5, 2.015), (10, 1.812), (100, 1.660)])
-def test_student(freedom: int, quantile: float) -> None:
-    """Tables of Student's t, 95 %."""
-    assert student_quantile(0.95, freedom) == pytest.approx(quantile, rel=0.01)
