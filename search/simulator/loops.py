@@ -114,48 +114,12 @@ def contended(
             ready[stack] = t
             stack += 1
     now = 0.0
+    ended = -1  # what has just ended, and releases what follows it
     while True:
-        while stack > 0:  # start all that can
-            stack -= 1
-            n = ready[stack]
+        if ended >= 0:
+            n = ended
             t = n % size
-            begin[n] = now
-            work = duration[t]
-            if work <= 0.0:
-                finish[n] = now
-            else:
-                slow = False
-                if kind[t] == 1:
-                    row = members[member_first[t]]
-                    computing[row] = n
-                    slow = talking[row] > 0
-                    for k in range(row * width, row * width + talking[row]):
-                        other = on_row[k]
-                        if pace[other] == 1.0:
-                            left[other] -= now - since[other]
-                            since[other] = now
-                            pace[other] = slowdown
-                            finish[other] = now + left[other] * slowdown
-                elif kind[t] == 2:
-                    for k in range(member_first[t], member_first[t + 1]):
-                        row = members[k]
-                        on_row[row * width + talking[row]] = n
-                        talking[row] += 1
-                        other = computing[row]
-                        if other >= 0:
-                            slow = True
-                            if pace[other] == 1.0:
-                                left[other] -= now - since[other]
-                                since[other] = now
-                                pace[other] = slowdown
-                                finish[other] = now + left[other] * slowdown
-                left[n] = work
-                since[n] = now
-                pace[n] = slowdown if slow else 1.0
-                finish[n] = now + work * pace[n]
-                active[count] = n
-                count += 1
-                continue
+            ended = -1
             for k in range(first[t], first[t + 1]):
                 u = n - t + targets[k]
                 waiting[u] -= 1
@@ -169,6 +133,48 @@ def contended(
                     if waiting[u] == 0:
                         ready[stack] = u
                         stack += 1
+        if stack > 0:  # start all that can
+            stack -= 1
+            n = ready[stack]
+            t = n % size
+            begin[n] = now
+            work = duration[t]
+            if work <= 0.0:
+                finish[n] = now
+                ended = n
+                continue
+            slow = False
+            if kind[t] == 1:
+                row = members[member_first[t]]
+                computing[row] = n
+                slow = talking[row] > 0
+                for k in range(row * width, row * width + talking[row]):
+                    other = on_row[k]
+                    if pace[other] == 1.0:
+                        left[other] -= now - since[other]
+                        since[other] = now
+                        pace[other] = slowdown
+                        finish[other] = now + left[other] * slowdown
+            elif kind[t] == 2:
+                for k in range(member_first[t], member_first[t + 1]):
+                    row = members[k]
+                    on_row[row * width + talking[row]] = n
+                    talking[row] += 1
+                    other = computing[row]
+                    if other >= 0:
+                        slow = True
+                        if pace[other] == 1.0:
+                            left[other] -= now - since[other]
+                            since[other] = now
+                            pace[other] = slowdown
+                            finish[other] = now + left[other] * slowdown
+            left[n] = work
+            since[n] = now
+            pace[n] = slowdown if slow else 1.0
+            finish[n] = now + work * pace[n]
+            active[count] = n
+            count += 1
+            continue
         if count == 0:
             return
         at = 0
@@ -181,6 +187,7 @@ def contended(
                 at, n, now = k, other, ends
         count -= 1
         active[at] = active[count]
+        ended = n
         t = n % size
         if kind[t] == 1:
             row = members[member_first[t]]
@@ -213,16 +220,3 @@ def contended(
                     since[other] = now
                     pace[other] = 1.0
                     finish[other] = now + left[other]
-        for k in range(first[t], first[t + 1]):
-            u = n - t + targets[k]
-            waiting[u] -= 1
-            if waiting[u] == 0:
-                ready[stack] = u
-                stack += 1
-        if n + size < total:
-            for k in range(later_first[t], later_first[t + 1]):
-                u = n - t + size + later[k]
-                waiting[u] -= 1
-                if waiting[u] == 0:
-                    ready[stack] = u
-                    stack += 1

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from piper_core.errors import PlanError
 from piper_core.ir.action import ActionKind
@@ -47,6 +45,7 @@ ACTION_KIND = np.asarray(
     [next((_AT[comm] for verb, comm in _VERBS if kind.value.startswith(verb)), -1) for kind in KINDS], np.int32
 )
 """Index into ``COMM_KINDS`` by action kind (index into ``KINDS``); -1 for compute."""
+_GATHERS = np.asarray([kind.value.startswith("ALL_GATHER") for kind in KINDS])
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +67,9 @@ class Lowered:
     """A plan as arrays. A transaction is one action, or all the actions that meet in one message or collective.
 
     Transactions are numbered in an order in which each follows those that it waits for. ``of`` (A,) is the
-    transaction of each action; ``after[t]`` those that wait for t within a step, and ``targets[first[t]:first[t + 1]]``
-    the same; ``later[later_first[t]:...]`` those that wait for it in the next step;
-    ``members[member_first[t]:...]`` its rows.
+    transaction of each action; ``targets[first[t]:first[t + 1]]`` those that wait for t within a step,
+    ``later[later_first[t]:...]`` those that wait for it in the next step; ``members[member_first[t]:...]`` its rows,
+    ``member_of[member_first[t]:...]`` its actions.
     """
 
     plan: Plan
@@ -81,10 +80,10 @@ class Lowered:
     later: Ints
     member_first: Ints
     members: Ints
-    after: list[list[int]]
+    member_of: Ints
 
     def __len__(self) -> int:
-        return len(self.after)
+        return len(self.first) - 1
 
 
 def row_of(plan: Plan) -> Ints:
@@ -150,43 +149,41 @@ def lower_plan(plan: Plan) -> Lowered:
     src = np.concatenate([of[following - 1], of[plan.waits]])
     dst = np.concatenate([of[following], of[waiting]])
     rank = _ranks(src, dst, size)
-    first, targets = by_source(rank[src], rank[dst], size)
-    ends = first.tolist()
-    listed = targets.tolist()
-    after = [listed[a:b] for a, b in pairwise(ends)]
     full = np.flatnonzero(np.diff(plan.start))
     heads, tails = plan.start[full], plan.start[full + 1] - 1
     gathers, updates = _head_gathers(plan, row)
     of = rank[of]
     before, later = of[np.concatenate([tails, updates])], of[np.concatenate([heads, gathers])]
-    met = np.unique(of.astype(np.int64) * len(plan.rows) + row)
+    member_first, member_of = by_source(of, np.arange(count), size)
     return Lowered(
-        plan, of, first, targets, *by_source(before, later, size),
-        *by_source(met // len(plan.rows), met % len(plan.rows), size), after,
+        plan, of, *by_source(rank[src], rank[dst], size), *by_source(before, later, size), member_first,
+        row[member_of].astype(np.int32), member_of,
     )  # fmt: skip
 
 
 def _meet(plan: Plan, row: Ints) -> Ints:
     """Return the transaction of each action: the k-th action of each end of a line meets the k-th of the others."""
-    count = len(plan)
+    of = np.cumsum(plan.line < 0, dtype=np.int32) - 1
     at = np.flatnonzero(plan.line >= 0)
-    end = plan.line[at].astype(np.int64) * len(plan.rows) + row[at]
-    by = np.argsort(end, kind="stable")
-    starts = np.flatnonzero(np.diff(end[by], prepend=-1))
-    turn = np.empty(len(at), np.int64)
+    if not len(at):
+        return of
+    line, ends = plan.line[at], plan.line[at].astype(np.int64) * len(plan.rows) + row[at]
+    by = stable(ends, int(ends.max()) + 1)
+    starts = np.flatnonzero(np.diff(ends[by], prepend=-1))
+    turn = np.empty(len(at), np.int32)
     turn[by] = np.arange(len(at)) - np.repeat(starts, np.diff(starts, append=len(at)))
-    key = np.arange(count, dtype=np.int64)
-    key[at] = count + plan.line[at].astype(np.int64) * (count + 1) + turn
-    return np.unique(key, return_inverse=True)[1].astype(np.int32)
+    turns = np.zeros(int(line.max()) + 2, np.int32)
+    np.maximum.at(turns, line + 1, turn + 1)
+    of[at] = int(of[-1]) + 1 + np.cumsum(turns)[line] + turn
+    return of
 
 
-def _head_gathers(plan: Plan, row: Ints) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def _head_gathers(plan: Plan, row: Ints) -> tuple[Ints, Ints]:
     """Return the first gather of each bucket on each row, and the update that it follows in the next step."""
-    gather = np.flatnonzero(np.isin(plan.kind, [CODE[k] for k in ActionKind if k.value.startswith("ALL_GATHER")]))
-    _, first = np.unique(
-        row[gather].astype(np.int64) * (len(plan.buckets) + 1) + plan.bucket[gather], return_index=True
-    )
-    gather = gather[first]
+    gather = np.flatnonzero(_GATHERS[plan.kind])
+    first = np.full(len(plan.rows) * (len(plan.buckets) + 1), -1, np.int64)
+    first[(row[gather].astype(np.int64) * (len(plan.buckets) + 1) + plan.bucket[gather])[::-1]] = gather[::-1]
+    gather = first[first >= 0]
     update = np.flatnonzero(plan.kind == CODE[ActionKind.UPDATE])
     of = np.full((len(plan.rows), plan.stages + 1), -1, np.int64)
     of[row[update], plan.stage[update]] = update
@@ -194,10 +191,16 @@ def _head_gathers(plan: Plan, row: Ints) -> tuple[NDArray[np.intp], NDArray[np.i
     return gather[last >= 0], last[last >= 0]
 
 
+def stable(keys: Ints, size: int) -> Ints:
+    """Return a stable order of keys below ``size``; of 16 bits they are sorted in one pass over their digits."""
+    return np.argsort(keys.astype(np.uint16) if size <= 1 << 16 else keys, kind="stable")
+
+
 def by_source(src: Ints, dst: Ints, size: int) -> tuple[Ints, Ints]:
     """Return edges by source below ``size``: where the targets of each begin, shape (size + 1,), and all targets."""
-    by = np.argsort(src, kind="stable")
-    return np.searchsorted(src[by], np.arange(size + 1)).astype(np.int32), dst[by].astype(np.int32)
+    first = np.zeros(size + 1, np.int32)
+    np.cumsum(np.bincount(src, minlength=size), out=first[1:])
+    return first, dst[stable(src, size)].astype(np.int32)
 
 
 def _ranks(src: Ints, dst: Ints, size: int) -> Ints:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -49,7 +50,7 @@ def longest_path_runs(lowered: Lowered, duration: Floats, steps: int) -> list[Ru
     loops = pick(0)
     before = np.repeat(np.arange(len(lowered)), np.diff(lowered.later_first))
     begin = np.zeros(len(lowered))
-    listed = [] if loops.compiled else duration.tolist()
+    listed, after = ([], []) if loops.compiled else (duration.tolist(), followers(lowered))
     runs: list[Run] = []
     for _ in range(steps):
         if loops.compiled:
@@ -57,10 +58,16 @@ def longest_path_runs(lowered: Lowered, duration: Floats, steps: int) -> list[Ru
             loops.longest_path(duration, lowered.first, lowered.targets, begin, finish)
             runs.append((begin, finish))
         else:
-            runs.append(_listed_path(listed, lowered.after, begin.tolist()))
+            runs.append(_listed_path(listed, after, begin.tolist()))
         begin = np.zeros(len(lowered))
         np.maximum.at(begin, lowered.later, runs[-1][1][before])
     return runs
+
+
+def followers(lowered: Lowered) -> list[list[int]]:
+    """Return, for each transaction, those that wait for it within a step."""
+    listed = lowered.targets.tolist()
+    return [listed[a:b] for a, b in pairwise(lowered.first.tolist())]
 
 
 def _listed_path(duration: list[float], after: list[list[int]], begin: list[float]) -> Run:

@@ -128,20 +128,15 @@ class _Reasons:
 
     def __init__(self, simulation: Simulation, *, first: bool = False) -> None:
         lowered = simulation.lowered
-        size = len(lowered)
-        self.member = np.zeros(size, np.int64)
-        count = len(lowered.of)
-        self.member[lowered.of[::-1]] = np.arange(count)[::-1]
+        self.member = lowered.member_of[lowered.member_first[:-1]]
         ends, starts = simulation.late_end_s, simulation.late_start_s
         if first:
             ends, starts = simulation.end_s, simulation.start_s
-        start = starts[self.member].tolist()
-        cause = [-1] * size
-        for u, (ended, targets) in enumerate(zip(ends[self.member].tolist(), lowered.after, strict=True)):
-            for v in targets:
-                if ended == start[v] and cause[v] < 0:
-                    cause[v] = u
-        self._cause = cause
+        source = np.repeat(np.arange(len(lowered)), np.diff(lowered.first))
+        last = np.flatnonzero(ends[self.member][source] == starts[self.member][lowered.targets])[::-1]
+        cause = np.full(len(lowered), -1, np.int32)
+        cause[lowered.targets[last]] = source[last]  # of several, the first
+        self._cause: list[int] = cause.tolist()
 
     def of(self, transaction: int) -> int:
         return self._cause[transaction]
