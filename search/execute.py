@@ -215,6 +215,8 @@ def execute(
         return measure(strategies[: k or DEFAULT], architecture, device, ranks, address, timeout_s, say)
     except PiperError as error:
         return Execution(reason=str(error))
+    except KeyboardInterrupt:  # what the search found stands
+        return Execution(reason="interrupted")
 
 
 def _rehearsed(

@@ -136,8 +136,10 @@ def run_search(
 
 def _execute(outcome: Outcome, k: int | None, *, hidden: bool) -> Execution:
     """Execute the best candidates, ``k`` of them (None: as many as is usual)."""
-    from search.execute import DEFAULT, execute
+    from search.execute import DEFAULT, Execution, execute
 
+    if outcome.result.stopped == "interrupted":
+        return Execution(reason="the search was interrupted")
     say = (lambda text: None) if hidden or console.plain(sys.stderr) else (lambda text: print(text, file=sys.stderr))
     strategies = [outcome.strategy(rank) for rank in range(min(k or DEFAULT, len(outcome.result.candidates)))]
     return execute(strategies, outcome.problem.architecture, k, say=say)

@@ -45,7 +45,7 @@ def search(run: Run) -> tuple[dict[str, Any], float]:
     """Run ``piper-search`` in a new process on all cores; return its JSON and its wall seconds, start included."""
     with tempfile.TemporaryDirectory() as folder:
         start_s = time.perf_counter()
-        command = [sys.executable, "-c", PROGRAM, *run.arguments, "--json", "--out", folder]
+        command = [sys.executable, "-c", PROGRAM, *run.arguments, "--json", "--execute", "0", "--out", folder]
         done = subprocess.run(command, capture_output=True, text=True, check=True, preexec_fn=_all_cores)
         return json.loads(done.stdout), time.perf_counter() - start_s
 

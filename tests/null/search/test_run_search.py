@@ -23,7 +23,7 @@ from search.cli import main
 from search.cost import RooflineCost
 from search.evaluate import evaluate
 
-SMALL = ["--model", "piper-1b", "--gpus", "8", "--global-batch", "16", "--seq-len", "1024"]
+SMALL = ["--model", "piper-1b", "--gpus", "8", "--global-batch", "16", "--seq-len", "1024", "--execute", "0"]
 FIXED = [*SMALL, "--fix", "schedule=1f1b,zbv", "tp=1,2", "recompute=none", "ep=1,2"]
 NUMBER = (int, float)
 WRITTEN = {
@@ -186,7 +186,20 @@ def test_a_model_and_a_cluster_of_ones_own(
     (tmp_path / "mine" / "config.json").write_text(json.dumps(config))
     shutil.copy(HARDWARE / "p4de.cluster.json", tmp_path / "own.json")
     monkeypatch.chdir(tmp_path)
-    words = ["--gpus", "2", "--global-batch", "4", "--seq-len", "512", "--cluster", "own.json", "--out", "out"]
+    words = [
+        "--gpus",
+        "2",
+        "--global-batch",
+        "4",
+        "--seq-len",
+        "512",
+        "--cluster",
+        "own.json",
+        "--out",
+        "out",
+        "--execute",
+        "0",
+    ]
     assert main(["--model", "mine", *words]) == 0
     header = load("out/best.strategy.yaml").header
     assert (header.model, header.cluster) == (str(tmp_path / "mine"), str(tmp_path / "own.json"))
