@@ -165,7 +165,9 @@ def pieces_of(
     where = np.where(nodes.again, repeat[nodes.chunk], of[nodes.chunk])
     ends = np.zeros_like(count), count - 1
     beside = np.full(int(count.sum()), -1)
-    return Pieces(first, count, of, repeat, *ends, beside, (), *contents(kinds, stages, phase, nodes, held, where, of, repeat))
+    return Pieces(
+        first, count, of, repeat, *ends, beside, (), *contents(kinds, stages, phase, nodes, held, where, of, repeat)
+    )
 
 
 def opened_pieces(
@@ -176,7 +178,11 @@ def opened_pieces(
 
     ``known`` remembers what was opened before.
     """
-    count, enter, leave = np.ones(stages.count, np.int64), np.zeros(stages.count, np.int64), np.zeros(stages.count, np.int64)
+    count, enter, leave = (
+        np.ones(stages.count, np.int64),
+        np.zeros(stages.count, np.int64),
+        np.zeros(stages.count, np.int64),
+    )
     local = np.zeros(len(nodes.chunk), np.int64)
     stage_of = stages.of[nodes.chunk]
     before = tuple(talk.exchange.before for talk in nodes.talks)

@@ -60,7 +60,7 @@ class _Builder:
         self.lines: dict[tuple[object, ...], int] = {}
         self.channels = 0
         self.reduce_name, self.gather_name = ("reduce", "gather") if step.config.streams == "own" else (SHARED, SHARED)
-        self.first_user = self.reduce_bucket = _NONE
+        self.first_user = self.reduce_bucket = self.reduce_row = _NONE
 
     def build(self) -> Built:
         self.compute()
@@ -90,8 +90,8 @@ class _Builder:
         order, macros = self.order, self.macros
         at, piece, table = macros.macro, macros.piece, self.table
         self.columns.add(
-            len(at), kind=table.code[piece], stage=order.stage[at], microbatch=order.microbatch[at], bucket=-1,
-            row=order.row[at], queue=table.queue[piece], line=-1, comm=table.comm[piece], place=macros.place,
+            len(at), kind=table.code[piece], stage=order.stage[at], microbatch=order.microbatch[at],
+            row=order.row[at], queue=table.queue[piece], comm=table.comm[piece], place=macros.place,
             seconds=table.column("seconds")[piece],
         )  # fmt: skip
         self.furthest = float(macros.place.max()) + 2
@@ -103,7 +103,9 @@ class _Builder:
         """Link the pieces of opened macro actions, and what forwards and their last pieces keep for them."""
         order, base, table = self.order, self.macros.base, self.table
         members = np.flatnonzero(self.step.overlapped)
-        key = (order.phase[members] * VARIANTS + self.macros.variant[members]) * len(self.step.rows_of) + order.stage[members]
+        key = (order.phase[members] * VARIANTS + self.macros.variant[members]) * len(self.step.rows_of) + order.stage[
+            members
+        ]
         by = np.argsort(key, kind="stable")
         starts = np.flatnonzero(np.diff(key[by], prepend=-1))
         for mine in np.split(members[by], starts[1:]):
@@ -122,8 +124,8 @@ class _Builder:
     def updates(self) -> Ints:
         stage = self.order.holder_stage
         return self.columns.add(
-            len(stage), kind=CODE[ActionKind.UPDATE], stage=stage, microbatch=-1, bucket=-1, row=self.order.holder_row,
-            queue=-1, line=-1, comm=-1, place=self.furthest + stage, seconds=self.step.update[stage],
+            len(stage), kind=CODE[ActionKind.UPDATE], stage=stage, row=self.order.holder_row,
+            place=self.furthest + stage, seconds=self.step.update[stage],
         )  # fmt: skip
 
     # messages ------------------------------------------------------------------------------------------------------
@@ -164,7 +166,7 @@ class _Builder:
         def queue(peer: Ints, kind: StreamKind) -> Ints:
             return (int(kind) * (len(self.names) + 1)) * (2 * rows + 2) + peer * 2 + back
 
-        common = {"microbatch": order.microbatch[source], "bucket": -1, "line": line, "comm": _AT[CommKind.PIPELINE],
+        common = {"microbatch": order.microbatch[source], "line": line, "comm": _AT[CommKind.PIPELINE],
                   "place": place, "seconds": seconds}  # fmt: skip
         verbs = [np.where(forward, CODE[ActionKind(f"{v}_F")], CODE[ActionKind(f"{v}_B")]) for v in ("SEND", "RECV")]
         send = self.columns.add(
@@ -231,12 +233,12 @@ class _Builder:
             place=place + 0.5 + self.part[bucket], seconds=step.sync.reduce[bucket],
         )  # fmt: skip
         self.link(latest, unit)
-        self.reduce_bucket = bucket
+        self.reduce_bucket, self.reduce_row = bucket, order.row[macro]
         if zero < 2:
             return empty, unit
         began = self.user(macro, bucket, "began")
         last = macro == order.last_of[stage[bucket]]
-        self.reduce_bucket = bucket[last]
+        self.reduce_bucket, self.reduce_row = bucket[last], self.reduce_row[last]
         return Uses(unit, began, step.sync.reduce_bytes[bucket]), unit[last]
 
     def _holders(self) -> tuple[Ints, Ints]:
@@ -263,7 +265,7 @@ class _Builder:
             common = np.full(len(buckets), np.inf)
             np.minimum.at(common, bucket, place)
             unit = self.columns.add(
-                len(macro), kind=CODE[ActionKind.ALL_GATHER], stage=stage[bucket], microbatch=-1, bucket=bucket,
+                len(macro), kind=CODE[ActionKind.ALL_GATHER], stage=stage[bucket], bucket=bucket,
                 row=order.row[macro], queue=queue, line=line[which], comm=_AT[CommKind.GATHER],
                 place=common[bucket] + self.part[bucket], seconds=step.sync.gather[bucket],
             )  # fmt: skip
@@ -284,8 +286,8 @@ class _Builder:
         last = self.user(macro, bucket, "last")
         free = self.columns.add(
             len(macro), kind=CODE[ActionKind.FREE], stage=stage[bucket], microbatch=order.microbatch[macro],
-            bucket=bucket, row=order.row[macro], queue=-1, line=-1, comm=-1,
-            place=macros.place[last] + 0.25 + self.part[bucket] / 4, seconds=np.zeros(1),
+            bucket=bucket, row=order.row[macro],
+            place=macros.place[last] + 0.25 + self.part[bucket] / 4, seconds=0.0,
         )  # fmt: skip
         return Uses(unit, free, step.sync.gather_bytes[bucket])
 
@@ -294,7 +296,7 @@ class _Builder:
     def close(self, updates: Ints, reduced: Ints) -> None:
         """Add tie reductions and the norm, and what updates wait for; ``reduced`` are the last reductions."""
         order, bucket = self.order, self.reduce_bucket
-        stage, row = self.step.buckets.stage[bucket], self._row(reduced)
+        stage, row = self.step.buckets.stage[bucket], self.reduce_row
         self.link(reduced, updates[order.holder[row, stage]])
         norm = _NONE
         if self.sync is not Sync.NONE:
@@ -303,19 +305,15 @@ class _Builder:
             seconds = self.prices.collective(Collective.ALL_REDUCE, 4.0, everyone(ranks, self.prices.gpus_per_node))
             ties = len({tie.name for tie in self.step.ties})
             norm = self.columns.add(
-                self.rows, kind=CODE[ActionKind.NORM], stage=0, microbatch=-1, bucket=-1, row=rows,
+                self.rows, kind=CODE[ActionKind.NORM], stage=0, row=rows,
                 queue=len(self.names) * (2 * self.rows + 2), line=self.channels + len(self.lines) + ties,
-                comm=_AT[CommKind.NORM], place=np.zeros(1), seconds=np.asarray(seconds),
+                comm=_AT[CommKind.NORM], place=0.0, seconds=seconds,
             )  # fmt: skip
             self.link(self.unit(order.end, "final"), norm)
             self.link(reduced, norm[row])
             if self.sync is Sync.GLOBAL_NORM:
                 self.link(norm[order.holder_row], updates)
         self.ties(updates, reduced, norm)
-
-    def _row(self, units: Ints) -> Ints:
-        """Return the row of reductions, which were added together."""
-        return np.concatenate([part[4] for part in self.columns.parts])[units]
 
     def ties(self, updates: Ints, reduced: Ints, norm: Ints) -> None:
         """Add the all_reduce of each copy of tied parameters: before its bucket's reduction, or after the last one of
@@ -326,9 +324,9 @@ class _Builder:
             holder = int(order.holder[row, tie.stage])
             line = self.channels + len(self.lines) + names.setdefault(tie.name, len(names))
             unit = self.columns.add(
-                1, kind=CODE[ActionKind.ALL_REDUCE], stage=tie.stage, microbatch=-1, bucket=tie.bucket, row=row,
-                queue=0, line=line, comm=_AT[CommKind.TIE], place=np.asarray(self.furthest + self.step.stages.count),
-                seconds=np.asarray(tie.seconds),
+                1, kind=CODE[ActionKind.ALL_REDUCE], stage=tie.stage, bucket=tie.bucket, row=row,
+                queue=0, line=line, comm=_AT[CommKind.TIE], place=self.furthest + self.step.stages.count,
+                seconds=tie.seconds,
             )  # fmt: skip
             own = reduced[self.reduce_bucket == tie.bucket]
             if tie.late:
@@ -345,12 +343,12 @@ class _Builder:
 
     def finish(self, messages: Messages, gathers: Uses, reductions: Uses) -> Built:
         """Put every unit on its stream, and say what it waits for."""
-        columns, place, seconds = self.columns.finish()
-        stream, streams = self.streams(columns[4], columns[5])
-        by = np.lexsort((place, stream))
+        columns = self.columns.finish()
+        stream, streams = self.streams(columns["row"], columns["queue"])
+        by = np.lexsort((columns["place"], stream))
         rank = np.empty(len(by), np.int64)
         rank[by] = np.arange(len(by))
-        kind, stage, microbatch, bucket, row, _, line, comm = (np.asarray(c[by], np.int32) for c in columns)
+        made = {name: columns[name][by] for name in ("kind", "stage", "microbatch", "bucket", "line")}
         stream = stream[by]
         edges = [(rank[src], rank[dst]) for src, dst in self.edges]
         edges += [self.receives(messages, stream, rank), self.prefetches(gathers, stream, rank)]
@@ -360,11 +358,10 @@ class _Builder:
         plan = Plan(
             rows=self.step.rows, microbatches=self.step.config.num_microbatches,
             inputs=((),) * self.step.stages.count, streams=streams, lines=(), labels=(),
-            buckets=(_NO_USE,) * len(self.step.buckets), start=start, kind=kind, stage=stage, microbatch=microbatch,
-            bucket=bucket, label=np.full(len(kind), -1, np.int32), line=line, wait_start=wait_start, waits=waits,
-            sync=self.sync,
+            buckets=(_NO_USE,) * len(self.step.buckets), start=start, label=np.full(len(by), -1, np.int32),
+            wait_start=wait_start, waits=waits, sync=self.sync, **made,
         )  # fmt: skip
-        found = ActionSeconds(seconds[by], comm, self.inner(), self.update_seconds())
+        found = ActionSeconds(columns["seconds"][by], columns["comm"][by], self.inner(), self.update_seconds())
         return Built(
             self.step, self.order, self.table, self.macros, plan, found, rank, messages, gathers, reductions
         )  # fmt: skip

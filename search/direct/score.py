@@ -33,7 +33,9 @@ class Direct:
         self.architecture, self.model, self.cluster, self.cost = architecture, model, cluster, cost
         self.bounds, self.sync = bounds, sync
         kinds = kinds_of(model)
-        self.steps = None if kinds is None else Steps(kinds, Prices(kinds, cost, cluster.gpus_per_node), model.dtype_bytes)
+        self.steps = (
+            None if kinds is None else Steps(kinds, Prices(kinds, cost, cluster.gpus_per_node), model.dtype_bytes)
+        )
         self._flops = architecture.model_flops_per_token(model.seq_len)
 
     def covers(self, config: Configuration) -> bool:

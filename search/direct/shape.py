@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from piper_core.names import Axis, Collective, Phase, Recompute, ShardKind
 from piper_core.passes.gradient_sync import GRAD_BYTES
 from piper_core.schedule.grid import Layout, rows_of_stage
 from search.direct.buckets import Buckets, make_buckets
-from search.direct.groups import pair_groups, row_groups
+from search.direct.groups import Shape, pair_groups, row_groups
 from search.direct.kinds import Kinds
 from search.direct.order import Order
 from search.direct.overlap import Opened, StageNodes
@@ -135,6 +136,7 @@ class Steps:
     def __init__(self, kinds: Kinds, prices: Prices, dtype_bytes: int) -> None:
         self.kinds, self.prices, self.dtype_bytes = kinds, prices, dtype_bytes
         self.opened: dict[StageNodes, Opened] = {}
+        self.buckets = lru_cache(maxsize=1024)(partial(make_buckets, kinds))
 
     def of(self, config: Configuration, counts: tuple[int, ...], bucket_mib: int, order: Order) -> Step:
         """Return the step of a configuration with so many layers a stage under an order."""
@@ -145,7 +147,7 @@ class Steps:
         stages = stages_of(kinds, counts, config.recompute, np.asarray([way[rows[0]] for rows in rows_of]))
         replicated = config.dp * config.cp > 1 or config.layout is Layout.BIDIRECTIONAL
         limit = bucket_mib * MIB // self.dtype_bytes if replicated else 0
-        buckets = make_buckets(kinds, stages.ends, config.tp, config.ep, limit)
+        buckets = self.buckets(stages.ends, config.tp, config.ep, limit)
         sync = self._sync(config, mesh, rows_of, buckets)
         shared, held = sync.ranks > 1, held_of(kinds, stages, division)
         talks = {phase: prices.talks(division, phase, mesh, ways) for phase in order.phases}
@@ -179,24 +181,26 @@ class Steps:
             streams_of(config, division, bool(shared.any())), kinds.boundary_bytes[np.asarray(stages.ends[1:]) - 1] * share,
         )  # fmt: skip
 
-    def _sync(
-        self, config: Configuration, mesh: Mesh, rows_of: tuple[tuple[int, ...], ...], buckets: Buckets
-    ) -> Sync:
+    def _sync(self, config: Configuration, mesh: Mesh, rows_of: tuple[tuple[int, ...], ...], buckets: Buckets) -> Sync:
         """Return what synchronising each bucket takes."""
         each = config.zero >= 2
         kind = Collective.REDUCE_SCATTER if config.zero else Collective.ALL_REDUCE
         width = self.dtype_bytes if each else GRAD_BYTES
         ranks, seconds = np.zeros(len(buckets), np.int64), np.zeros((2, len(buckets)))
+        held = [row_groups(mesh, rows, self.prices.gpus_per_node) for rows in rows_of]
         columns = (buckets.stage.tolist(), buckets.expert.tolist(), buckets.numel.tolist())
+        known: dict[tuple[tuple[Shape, ...], int], tuple[int, float, float]] = {}
         for k, (stage, expert, numel) in enumerate(zip(*columns, strict=True)):
-            held = row_groups(mesh, rows_of[stage], self.prices.gpus_per_node)
-            groups = held.expert_sync if expert else held.dense_sync
-            ranks[k] = groups[0][0][0]
-            if ranks[k] > 1:
-                seconds[0, k] = self.prices.collective(kind, float(numel * width), groups)
-                if config.zero:
-                    size = float(numel * self.dtype_bytes)
-                    seconds[1, k] = self.prices.collective(Collective.ALL_GATHER, size, groups)
+            groups = held[stage].expert_sync if expert else held[stage].dense_sync
+            key = tuple(shape for shape, _ in groups), numel
+            if key not in known:
+                members, reduce, gather = groups[0][0][0], 0.0, 0.0
+                if members > 1:
+                    reduce = self.prices.collective(kind, float(numel * width), groups)
+                if members > 1 and config.zero:
+                    gather = self.prices.collective(Collective.ALL_GATHER, float(numel * self.dtype_bytes), groups)
+                known[key] = members, reduce, gather
+            ranks[k], seconds[0, k], seconds[1, k] = known[key]
         sizes = buckets.numel * float(width), buckets.numel * float(self.dtype_bytes)
         return Sync(ranks, seconds[0], sizes[0], seconds[1], sizes[1])
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -140,29 +141,31 @@ def macros_of(step: Step, order: Order, table: Table) -> Macros:
     return Macros(variant, base, macro, table.start[where][macro] + local, place)
 
 
-@dataclass(slots=True)
 class Columns:
-    """Columns of units that are being collected, parts in the order of ``add``; ``count`` so far."""
+    """Columns of units that are being collected, in the order in which they are added; ``count`` so far."""
 
-    count: int = 0
-    parts: list[tuple[Ints, ...]] = field(default_factory=list)
-    seconds: list[Floats] = field(default_factory=list)
+    NAMES: ClassVar = ("kind", "stage", "microbatch", "bucket", "row", "queue", "line", "comm", "place", "seconds")
 
-    def add(
-        self, n: int, *, kind: Ints | int, stage: Ints | int, microbatch: Ints | int, bucket: Ints | int, row: Ints | int,
-        queue: Ints | int, line: Ints | int, comm: int, place: Floats, seconds: Floats,
-    ) -> Ints:  # fmt: skip
-        """Add ``n`` units; return their numbers. ``queue`` is what tells streams of a row apart, -1 its compute."""
-        self.parts.append(tuple(np.broadcast_to(c, n) for c in (kind, stage, microbatch, bucket, row, queue, line, comm)))
-        self.seconds.append(np.stack([np.broadcast_to(place, n), np.broadcast_to(seconds, n)]))
+    def __init__(self) -> None:
+        self.count = 0
+        self._parts: list[tuple[int, dict[str, Ints | Floats | int | float]]] = []
+
+    def add(self, n: int, **columns: Ints | Floats | int | float) -> Ints:
+        """Add ``n`` units with the columns of ``NAMES``; return their numbers. ``queue`` is what tells streams of a row
+        apart, -1 its compute; ``bucket``, ``microbatch``, ``line`` and ``comm`` are -1 where there is none."""
+        self._parts.append((self.count, columns))
         self.count += n
         return np.arange(self.count - n, self.count)
 
-    def finish(self) -> tuple[list[Ints], Floats, Floats]:
-        """Return (kind, stage, microbatch, bucket, row, queue, line, comm), places and seconds."""
-        columns = [np.concatenate(column) for column in zip(*self.parts, strict=True)]
-        place, seconds = np.concatenate(self.seconds, axis=1)
-        return columns, place, seconds
+    def finish(self) -> dict[str, Ints | Floats]:
+        """Return the columns."""
+        ends = [*(start for start, _ in self._parts[1:]), self.count]
+        made: dict[str, Ints | Floats] = {}
+        for name in self.NAMES:
+            column = made[name] = np.empty(self.count, np.float64 if name in ("place", "seconds") else np.int32)
+            for (start, columns), end in zip(self._parts, ends, strict=True):
+                column[start:end] = columns.get(name, -1)
+        return made
 
 
 @dataclass(frozen=True, slots=True)

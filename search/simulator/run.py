@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from piper_core.ir.action import Action
-from piper_core.ir.dag import Floats
+from piper_core.ir.dag import Floats, Ints
 from piper_core.ir.timeline import Event, Lane, Timeline
 from piper_core.names import Sync
 from piper_core.schedule.plan import KINDS, Plan, StreamKind
@@ -66,19 +66,23 @@ class Simulation:
         plan, of = self.plan, self.lowered.of
         exposed = self.seconds.inner.copy()
         before = _Reasons(self)
-        comm, start, end = self.seconds.comm, self.late_start_s, self.late_end_s
+        first = before.member
+        comm, started = self.seconds.comm[first].tolist(), self.late_start_s[first].tolist()
         for s, stream in enumerate(plan.streams):
             low, high = int(plan.start[s]), int(plan.start[s + 1])
             if stream.kind is not StreamKind.COMPUTE or low == high:
                 continue
-            since = np.concatenate([self.previous_end_s[high - 1 : high], end[low : high - 1]])
-            idle = np.flatnonzero(start[low:high] > since + 1e-12)
-            for i in idle.tolist():
-                floor, until, cause = float(since[i]), float(start[low + i]), before.of(int(of[low + i]))
-                while cause >= 0 and until > floor and (kind := int(comm[before.member[cause]])) >= 0:
-                    began = max(floor, float(start[before.member[cause]]))
-                    exposed[stream.row, kind] += max(0.0, until - began)
-                    until, cause = began, before.of(cause)
+            start = self.late_start_s[low:high]
+            since = np.concatenate([self.previous_end_s[high - 1 : high], self.late_end_s[low : high - 1]])
+            idle = np.flatnonzero(start > since + 1e-12)
+            found = [0.0] * len(COMM_KINDS)
+            causes = before.of(of[low:high][idle])
+            for floor, until, cause in zip(since[idle].tolist(), start[idle].tolist(), causes, strict=True):
+                while cause >= 0 and until > floor and (kind := comm[cause]) >= 0:
+                    began = max(floor, started[cause])
+                    found[kind] += max(0.0, until - began)
+                    until, cause = began, before.cause[cause]
+            exposed[stream.row] += found
         return exposed
 
     def exposed_communication_s(self) -> dict[str, float]:
@@ -97,7 +101,7 @@ class Simulation:
             return []
         before = _Reasons(self, first=True)
         path = [int(self.lowered.of[int(np.argmax(self.end_s))])]
-        while (cause := before.of(path[-1])) >= 0:
+        while (cause := before.cause[path[-1]]) >= 0:
             path.append(cause)
         rows = row_of(plan)
         members = [before.member[t] for t in reversed(path)]
@@ -136,10 +140,11 @@ class _Reasons:
         last = np.flatnonzero(ends[self.member][source] == starts[self.member][lowered.targets])[::-1]
         cause = np.full(len(lowered), -1, np.int32)
         cause[lowered.targets[last]] = source[last]  # of several, the first
-        self._cause: list[int] = cause.tolist()
+        self._causes = cause
+        self.cause: list[int] = cause.tolist()
 
-    def of(self, transaction: int) -> int:
-        return self._cause[transaction]
+    def of(self, transactions: Ints) -> list[int]:
+        return self._causes[transactions].tolist()
 
 
 def simulate(
