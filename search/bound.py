@@ -7,179 +7,58 @@ found so far cannot win.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
 from math import ceil, inf
 
 from piper_core.arch.chunk import Chunk
-from piper_core.names import Collective, Recompute
+from piper_core.names import Collective
 from piper_core.schedule.families import FAMILIES
-from piper_core.schedule.grid import Grid, Layout
+from piper_core.schedule.grid import Layout
 from search.cost.base import CostModel
+from search.floors import Floors
 from search.partial_bound import (
     COMPUTE_BYTES,
     GRADIENT_BYTES,
-    OPTIMIZER_BYTES,
     OVERLAPPING,
-    PartialBounds,
     backward_s,
+    compute_s,
     talk_s,
-    total,
 )
 from search.replay import Times, numbered, replay
 from search.row_parts import (
     RowEnd,
     RowParameters,
+    RowWork,
     StageSync,
-    alive_chunks,
     count_parameters,
     everyone,
-    peak_of,
-    stages_of_row,
-    sum_parameters,
 )
+from search.shape import Shape
 from search.space import Configuration
-from search.stage_costs import PhaseSeconds, StageCosts, mesh_of, ranks_of, shards_of
+from search.stage_costs import StageCosts, mesh_of, ranks_of, shards_of
 
 MIB = 1 << 20
 
 
-@dataclass(slots=True)
-class Shape:
-    """What all configurations that differ in schedule, ZeRO stage and order alone have in common."""
-
-    counts: tuple[int, ...]
-    held: tuple[tuple[int, ...], ...]
-    stages: tuple[PhaseSeconds, ...]
-    numel: list[RowParameters]
-    saved: list[float]
-    mine: tuple[tuple[int, ...], ...]
-    least_saved: list[float]
-    workspace: list[float]
-    message_s: float
-    static: dict[int, list[float]] = field(default_factory=dict)
-    ends: dict[tuple[int, bool, bool], list[RowEnd]] = field(default_factory=dict)
-    busy: dict[tuple[bool, bool], list[tuple[float, float, float]]] = field(default_factory=dict)
-
-
-class Bounds(PartialBounds):
+class Bounds(Floors):
     """Bounds of all configurations of one model on one cluster, of those that need at most ``capacity_bytes``."""
 
     def __init__(self, costs: StageCosts, cost: CostModel, context_bytes: float, capacity_bytes: float = inf) -> None:
-        PartialBounds.__init__(self, costs, cost, context_bytes, capacity_bytes)
+        Floors.__init__(self, costs, cost, context_bytes, capacity_bytes)
         self.ends = lru_cache(maxsize=None)(self._ends_numel)
         self.widest = lru_cache(maxsize=None)(self._widest)
         self._known_syncs: dict[tuple[object, ...], StageSync] = {}
         self._shapes: dict[tuple[object, ...], Shape] = {}
 
-    def _saved_of_stages(self, config: Configuration, counts: tuple[int, ...]) -> list[float]:
-        """Return the bytes that each stage keeps of a microbatch."""
-        shard, policy = shards_of(config), config.recompute
-        whole = Recompute.NONE if policy.isdecimal() else Recompute(policy)
-        first, each, last = self.saved(shard, whole)
-        saved = [total(each, kinds) for kinds in self.costs.composition(counts)]
-        if policy.isdecimal():
-            less = [full - none for full, none in zip(self.saved(shard, Recompute.FULL)[1], each, strict=True)]
-            again = self.costs.repeated(counts, policy)
-            saved = [size + total(less, kinds) for size, kinds in zip(saved, again, strict=True)]
-        saved[0] += first
-        saved[-1] += last
-        return [size * config.micro_batch for size in saved]
-
-    def _workspaces(self, config: Configuration, counts: tuple[int, ...]) -> list[float]:
-        """Return, for each stage, the largest transient of the first chunk of its backward, when all is still held."""
-        kinds, kind_of = self.costs.kinds, self.costs.kind_of
-        first = [kinds[kind_of[end - 1]][-1] if end else self.costs.first[-1] for end in accumulate(counts)]
-        first[-1] = self.costs.last[-1]
-        share = config.micro_batch / (config.tp * config.cp)
-        return [chunk.workspace_bytes * share for chunk in first]
-
-    def shape(self, config: Configuration) -> Shape:
-        """Return what a configuration shares with others (kept)."""
-        layout = config.layout
-        key = (layout, config.pp, config.virtual_stages, config.cuts, config.tp, config.ep, config.dp, config.cp,
-               config.outer, config.micro_batch, config.sequence_parallel, config.recompute)  # fmt: skip
-        known = self._shapes.get(key)
-        if known is not None:
-            return known
-        counts, stages = self.costs.of(config)
-        embed, layers, head = self.numel(config.tp, config.ep)
-        held = self.costs.composition(counts)
-        numel = [sum_parameters(layers, each) for each in held]
-        numel[0] = numel[0] + embed
-        numel[-1] = numel[-1] + head
-        saved = self._saved_of_stages(config, counts)
-        mine = stages_of_row(layout, config.pp, config.virtual_stages)
-        least = [min(saved[s] for s in row) for row in mine]
-        workspace = self._workspaces(config, counts)
-        shape = Shape(counts, held, stages, numel, saved, mine, least, workspace, self.costs.message_s(config))
-        self._shapes[key] = shape
-        return shape
-
-    # memory --------------------------------------------------------------------------------------------------------
-
-    def static_bytes(self, config: Configuration) -> list[float]:
-        """Return parameters, gradients and optimiser state of one rank of each row, buffers left out."""
-        return self._static(config, self.shape(config))
-
-    def _static(self, config: Configuration, shape: Shape) -> list[float]:
-        known = shape.static.get(config.zero)
-        if known is None:
-            copies = 2 if config.layout is Layout.BIDIRECTIONAL else 1
-            dense, expert = config.dp * config.cp * copies, config.dp // config.ep * config.cp * copies
-            known = []
-            for held in shape.mine:
-                whole = sum(shape.numel[s].over(1, 1) for s in held)
-                part = sum(shape.numel[s].over(dense, expert) for s in held)
-                known.append(
-                    COMPUTE_BYTES * (part if config.zero >= 3 else whole)
-                    + GRADIENT_BYTES * (part if config.zero >= 2 else whole)
-                    + OPTIMIZER_BYTES * (part if config.zero >= 1 else whole)
-                )
-            shape.static[config.zero] = known
-        return known
-
-    def memory_floor(self, config: Configuration, gap: float = 0.0) -> float:
-        """Return bytes that the fullest row needs at least: static state, and activations of as many microbatches as
-        its family keeps alive, each no larger than the smallest stage of the row, which are there until the next
-        backward, with its workspace; the allocator loses ``gap`` of those."""
-        shape = self.shape(config)
-        alive = alive_chunks(config.schedule, config.pp, config.num_microbatches, config.virtual_stages)
-        work, last = shape.workspace, len(shape.counts) - 1
-        worst = 0.0
-        for static, n, least, held in zip(
-            self._static(config, shape), alive, shape.least_saved, shape.mine, strict=True
-        ):
-            held_bytes = n * least + min([work[s] for s in held])
-            if last in held:  # when the first backward begins
-                held_bytes = max(held_bytes, shape.saved[last] + work[last])
-            worst = max(worst, static + (1 + gap) * held_bytes)
-        return worst + self.context_bytes
-
-    def any_order_floor(self, config: Configuration, gap: float = 0.0) -> float:
-        """Return bytes that the fullest row needs at least under any order: static state, and one microbatch at the
-        smallest of its stages, which is there when its backward begins."""
-        shape = self.shape(config)
-        rows = zip(self._static(config, shape), shape.least_saved, strict=True)
-        return max(static + (1 + gap) * least for static, least in rows) + self.context_bytes
-
-    def memory_of_order(self, config: Configuration, grid: Grid, gap: float = 0.0) -> float:
-        """Return bytes that the fullest row needs at least under the order of ``grid`` (level 2)."""
-        shape = self.shape(config)
-        worst = 0.0
-        for static, slots in zip(self.static_bytes(config), grid.rows, strict=True):
-            worst = max(worst, static + (1 + gap) * peak_of(slots, shape.saved, shape.workspace))
-        return worst + self.context_bytes
-
-    # time ----------------------------------------------------------------------------------------------------------
-
-    def time_bound(self, config: Configuration) -> float:
-        """Return seconds that a step takes at least, whatever the order and the streams (level 1).
+    def time_bound(self, config: Configuration, gap: float | None = None, capacity_bytes: float = inf) -> float:
+        """Return seconds that a step takes at least, whatever the order and the streams (level 1); of orders that fit
+        ``capacity_bytes`` where ``gap`` is given, ``inf`` where none does.
 
         Counted from when the gradient norm of the step before is known. A row updates its stages, and is busy with its
         own work; it starts after the forwards of the stages before its first, and, where the backward is whole, the
         backwards of those stages follow its last action. What its last backward leaves to be reduced comes after that.
+        While collectives and compute overlap both are slower, so those that idle time does not hide lengthen the step.
         """
         family, shape = FAMILIES[config.schedule], self.shape(config)
         overlapping, split, layout = config.schedule in OVERLAPPING, family.splits_backward, family.layout
@@ -188,10 +67,17 @@ class Bounds(PartialBounds):
         tails = not split and layout is Layout.LOOP
         ends = self._ends(config, shape, overlapping, split)
         enters = min(end.enter for end in ends if end.enter >= 0.0)
-        best = 0.0
-        for (head, work, tail), end in zip(self._busy(config, shape, overlapping, split), ends, strict=True):
-            after = max(end.late, tail + ends[0].late) if tails else end.late
-            best = max(best, max(enters + head, end.update) + share * work + after, end.floor)
+        rows, held, best = self._busy(config, shape, overlapping, split), [0.0] * config.pp, 0.0
+        if gap is not None:
+            held = self.holding_s(config, overlapping, split, gap, capacity_bytes)
+        slower = self.cost.overlap_slowdown - 1
+        for row, hold, end in zip(rows, held, ends, strict=True):
+            before = max(enters + row.head, end.update)
+            after = max(end.late, row.tail + ends[0].late) if tails else end.late
+            least = before + max(share * row.work, hold) + after
+            idle = least - share * row.compute  # hides collectives for nothing
+            least += slower * max(0.0, max(share * row.talk, end.talk) - idle)
+            best = max(best, least, end.floor)
         return best + self._norm_s(config)
 
     def busy_bound(self, config: Configuration) -> float:
@@ -200,28 +86,31 @@ class Bounds(PartialBounds):
         overlapping, split, layout = config.schedule in OVERLAPPING, family.splits_backward, family.layout
         share = config.num_microbatches / (2 if layout is Layout.BIDIRECTIONAL else 1)
         tails = not split and layout is Layout.LOOP
-        rows = self._busy(config, shape, overlapping, split)
-        return max(head + share * work + (tail if tails else 0.0) for head, work, tail in rows)
+        slower, best = self.cost.overlap_slowdown - 1, 0.0
+        for row in self._busy(config, shape, overlapping, split):
+            least = row.head + share * row.work + (row.tail if tails else 0.0)
+            best = max(best, least + slower * max(0.0, share * (row.talk + row.compute) - least))
+        return best
 
     def _norm_s(self, config: Configuration) -> float:
         return self.cost.collective_s(Collective.ALL_REDUCE, 4.0, everyone(config.pp * config.row_size))
 
-    def _busy(
-        self, config: Configuration, shape: Shape, overlapping: bool, split: bool
-    ) -> list[tuple[float, float, float]]:
-        """Return, for each row, (seconds before it can start, work of one microbatch, seconds after its last)."""
+    def _busy(self, config: Configuration, shape: Shape, overlapping: bool, split: bool) -> list[RowWork]:
+        """Return what each row does itself."""
         known = shape.busy.get((overlapping, split))
         if known is None:
             exchange = not overlapping
-            forward = [s.forward(exchange=exchange) for s in shape.stages]
-            backward = [backward_s(s, split, exchange) for s in shape.stages]
-            before = [0.0, *accumulate(f + shape.message_s for f in forward)]
-            after = [0.0, *accumulate(s.backward() + shape.message_s for s in shape.stages)]
+            each = {id(s): (s.forward(exchange=exchange), backward_s(s, split, exchange), s.backward(), compute_s(s),
+                            talk_s(s, config)) for s in shape.stages}  # fmt: skip
+            forward, backward, whole, compute, talk = zip(*(each[id(s)] for s in shape.stages), strict=True)
+            before = [0.0, *accumulate([f + shape.message_s for f in forward])]
+            after = [0.0, *accumulate([b + shape.message_s for b in whole])]
             known = []
-            for held in shape.mine:
-                talk = sum(talk_s(shape.stages[s], config) for s in held)
-                work = max(sum(forward[s] + backward[s] for s in held), talk)
-                known.append((before[min(held)], work, after[min(held)]))
+            for row in shape.mine:
+                inner = sum([talk[s] for s in row])
+                work = max(sum([forward[s] + backward[s] for s in row]), inner)
+                hidden = inner if overlapping else 0.0
+                known.append(RowWork(before[row[0]], work, after[row[0]], sum([compute[s] for s in row]), hidden))
             shape.busy[overlapping, split] = known
         return known
 
@@ -239,11 +128,11 @@ class Bounds(PartialBounds):
         sync = self._syncs(config, shape, row)
         update = sum([each.update for each in sync.values()])
         floor = -1.0
+        gathers, reductions = (sum(each.gather for each in sync.values()), sum(each.reduce for each in sync.values()))
         enter = max(update, sync[0].update + sync[0].first_gather) if 0 in sync else -1.0
         late = min([each.first_reduce for each in sync.values()])
         if zero >= 2:
-            gathers = sum([each.gather for each in sync.values()]) * (2 * m if zero == 3 else 1)
-            reductions = m * sum([each.reduce for each in sync.values()])
+            gathers, reductions = gathers * (2 * m if zero == 3 else 1), m * reductions
             floor = max(update + reductions, sync[min(held)].update + gathers)
         elif not overlapping:
 
@@ -251,7 +140,7 @@ class Bounds(PartialBounds):
                 return shape.stages[s].weight_backward() if split else shape.stages[s].backward()
 
             late = min([max(each.first_reduce, each.reduce - hidden(s)) for s, each in sync.items()])
-        return RowEnd(enter, update, floor, late)
+        return RowEnd(enter, update, floor, late, max(gathers, reductions))
 
     def _syncs(self, config: Configuration, shape: Shape, row: int) -> dict[int, StageSync]:
         """Return what each stage of a row updates and communicates for data parallelism."""
@@ -260,7 +149,7 @@ class Bounds(PartialBounds):
         found = {}
         for s in shape.mine[row]:
             key = (config.pp, config.tp, config.ep, config.dp, config.cp, config.outer, config.zero, rows,
-                   shape.held[s], s == 0, s == last)  # fmt: skip
+                   shape.kinds[s], s == 0, s == last)  # fmt: skip
             known = self._known_syncs.get(key)
             if known is None:
                 known = self._known_syncs[key] = self._stage_sync(config, shape, s, rows)
@@ -272,7 +161,7 @@ class Bounds(PartialBounds):
         degrees = (config.dp * config.cp, config.dp // config.ep * config.cp) if zero else (1, 1)
         kind = Collective.REDUCE_SCATTER if zero else Collective.ALL_REDUCE
         width = COMPUTE_BYTES if zero >= 2 else GRADIENT_BYTES
-        held, first = shape.numel[s], self.ends(config.tp, config.ep, False)[0 if s == 0 else 1]
+        held, first = self.held(config, shape).numel[s], self.ends(config.tp, config.ep, False)[0 if s == 0 else 1]
         return StageSync(
             update=self.cost.update_s(held.over(*degrees) / (len(rows) if zero else 1)),
             reduce=self._sync(held, config, kind, width, rows),
@@ -368,15 +257,17 @@ class Bounds(PartialBounds):
         embed, first, last, head = self.ends(tp, ep, True)
         widest, ahead = self.widest(tp, ep, config.bucket), 1 + config.prefetch
 
+        numel = self.held(config, shape).numel
+
         def rest(stage: int, outer: RowParameters) -> float:
-            held = shape.numel[stage]
+            held = numel[stage]
             left = RowParameters(
                 max(0.0, held.dense - outer.dense - ahead * widest.dense),
                 max(0.0, held.expert - outer.expert - ahead * widest.expert),
             )
             return self._sync(left, config, Collective.ALL_GATHER, COMPUTE_BYTES, (0,))
 
-        stages = len(shape.numel)
+        stages = len(numel)
         return (
             [rest(s, embed if s == 0 else first) for s in range(stages)],
             [rest(s, head if s == stages - 1 else last) for s in range(stages)],

@@ -26,7 +26,7 @@ def list_grid(config: Configuration, bounds: Bounds) -> Grid:
     problem = pipeline_problem(
         config.layout, config.pp, config.virtual_stages, config.num_microbatches,
         [(s.forward(), s.input_backward(), s.weight_backward()) for s in shape.stages],
-        p2p_s=shape.message_s, split_backward=family.splits_backward, hold_bytes=shape.saved,
+        p2p_s=shape.message_s, split_backward=family.splits_backward, hold_bytes=bounds.held(config, shape).saved,
         limit_bytes=[(room - static) / lost for static in bounds.static_bytes(config)],
     )  # fmt: skip
     return to_grid(problem, list_schedule(problem))

@@ -144,6 +144,11 @@ def talk_s(piece: PhaseSeconds, config: Configuration) -> float:
     return (piece.f_exchange + min(piece.b_exchange, piece.bi_exchange)) / streams
 
 
+def compute_s(piece: PhaseSeconds) -> float:
+    """Return the compute of a microbatch."""
+    return piece.f + piece.bi + piece.bw + piece.r
+
+
 def backward_s(piece: PhaseSeconds, split: bool, exchange: bool) -> float:
     if split:
         return piece.input_backward(exchange=exchange) + piece.weight_backward(exchange=exchange)

@@ -43,12 +43,27 @@ class StageSync:
 class RowEnd:
     """What data parallelism adds to a row at least. Counted from the norm of the step before: ``enter`` is when a first
     forward of the model may start on it (-1: on another row), ``update`` when it has updated its stages, ``floor`` when
-    its collectives may be through. ``late`` comes after its last backward."""
+    its collectives may be through. ``late`` comes after its last backward. ``talk`` is what the busier of its streams
+    of collectives takes."""
 
     enter: float
     update: float
     floor: float
     late: float
+    talk: float
+
+
+@dataclass(frozen=True, slots=True)
+class RowWork:
+    """What a row does itself, in seconds: ``head`` before it can start, ``work`` of one microbatch and ``tail`` after
+    its last; of the work what is ``compute``, and beside it what the busier of the streams of inner collectives takes
+    where overlap groups may hide them, ``talk``."""
+
+    head: float
+    work: float
+    tail: float
+    compute: float
+    talk: float
 
 
 def count_parameters(chunks: Sequence[Chunk], tp: int, ep: int) -> RowParameters:

@@ -21,7 +21,7 @@ from search.objective import Objective
 from search.partial_bound import OVERLAPPING
 from search.space import SOME, USUAL, Configuration, Degrees, Fine, Space
 
-_DEGREES, _PARTIAL, _SHAPE, _WHOLE, _REPLAYED = range(5)
+_DEGREES, _PARTIAL, _SHAPE, _FITTING, _WHOLE, _REPLAYED = range(6)
 ROUNDING = 1 + 1e-9
 """What a bound may exceed a step time by that it equals, since they add up in different orders."""
 
@@ -33,8 +33,9 @@ STATE, ACTIVATIONS, ORDER, TIME, SAME, NEEDLESS = (
 
 class BestFirst:
     """Expands the assignment with the least bound first: degrees and mesh order; then microbatch, recompute, sequence
-    parallelism, and whether the schedule has overlap groups; then schedule and cuts; then ZeRO stage; then the order
-    that the family emits. Of the numbers of layers that may be recomputed, the next is looked at after the one before.
+    parallelism, and whether the schedule has overlap groups; then schedule and cuts; then what memory leaves of these;
+    then ZeRO stage; then the order that the family emits. Of the numbers of layers that may be recomputed, the next is
+    looked at after the one before.
 
     A node whose least memory, with what the allocator may lose on a full device, exceeds what is usable of
     ``capacity_bytes`` is dropped with all its leaves, which are counted by multiplication and never listed. Every
@@ -140,7 +141,7 @@ class BestFirst:
 
     def _expand(self, part: Configuration, bound: float) -> None:
         """Replace a partial assignment by its leaves, bounded."""
-        costs, replicas = self.bounds.costs, part.dp * part.cp
+        bounds, replicas = self.bounds, part.dp * part.cp
         pp, tp, dp, ep, b, m = part.pp, part.tp, part.dp, part.ep, part.micro_batch, part.num_microbatches
         for name, v in self._groups(pp, m, part.schedule in OVERLAPPING):
             stages, layout = _stages(name, pp, v), FAMILIES[name].layout
@@ -154,34 +155,35 @@ class BestFirst:
                 )
 
             cuts, zeros = self.space.cuts(stages), self.space.zeros(replicas, name)
-            if len({costs.of(leaf(cut, 0, policies[0], USUAL))[0] for cut in cuts}) < len(cuts):
+            if len({bounds.costs.of(leaf(cut, 0, policies[0], USUAL))[0] for cut in cuts}) < len(cuts):
                 cuts = cuts[:1]
                 same = sum(len(self._finer(replicas, zero, ep, layout)) for zero in zeros)
                 self.pruned[SAME] += same * len(policies)
             if zeros:
                 for cut in cuts:
-                    self._shape([leaf(cut, zeros[-1], policy, USUAL) for policy in policies], zeros, bound)
+                    leaves = [leaf(cut, zeros[-1], policy, USUAL) for policy in policies]
+                    least = bounds.memory_floor(leaves[-1]) if self.by_memory else bounds.busy_bound(leaves[0])
+                    self._shapes[leaves[0]] = leaves, zeros
+                    heappush(self._heap, (max(bound, least), _SHAPE, leaves[0]))
 
-    def _shape(self, leaves: list[Configuration], zeros: list[int], bound: float) -> None:
-        """Push what leaves differ in by their ZeRO stage alone, at the highest, which holds least; ``leaves`` recompute
-        more and more."""
-        bounds = self.bounds
+    def _fit(self, node: Configuration, bound: float) -> None:
+        """Find the first leaf of a node of :meth:`_expand` that leaves room for the rest, at the highest ZeRO stage,
+        which holds least; they recompute more and more."""
+        bounds, (leaves, zeros) = self.bounds, self._shapes.pop(node)
         first = self._first(leaves, bounds.memory_floor)
         if first == len(leaves):
             replicas, ep, layout = leaves[0].dp * leaves[0].cp, leaves[0].ep, leaves[0].layout
             fine = sum(len(self._finer(replicas, zero, ep, layout)) for zero in zeros)
             self._too_big(leaves[-1], bounds.memory_floor(leaves[-1], self.gap), fine * len(leaves))
-            any_order = self._first(leaves, bounds.any_order_floor)
-            if leaves[0].pp > 1 and any_order < len(leaves):
-                self._any = min(self._any, max(bound, bounds.busy_bound(leaves[any_order])))
+            self._other_orders(leaves, zeros, bound)
             return
-        least = bounds.memory_floor(leaves[-1]) if self.by_memory else bounds.busy_bound(leaves[first])
+        least = bound if self.by_memory else bounds.busy_bound(leaves[first])
         node = leaves[first]
         self._shapes[node] = leaves, zeros
-        heappush(self._heap, (max(bound, least), _SHAPE, node))
+        heappush(self._heap, (max(bound, least), _FITTING, node))
 
     def _spread(self, node: Configuration, bound: float) -> None:
-        """Replace a node of :meth:`_shape` by its leaves."""
+        """Replace a node of :meth:`_fit` by its leaves."""
         leaves, zeros = self._shapes.pop(node)
         for zero in zeros:
             fine = self._finer(node.dp * node.cp, zero, node.ep, node.layout)
@@ -200,10 +202,7 @@ class BestFirst:
                 self._push(leaf, bound)
             return
         first = self._first(leaves, bounds.memory_floor)
-        if leaves[0].pp > 1:  # with one row there is one order
-            any_order = first and self._first(leaves, bounds.any_order_floor)
-            if any_order < len(leaves):
-                self._any = min(self._any, max(bound, bounds.time_bound(leaves[any_order])))
+        self._other_orders(leaves, [leaves[0].zero], bound)
         if first:
             most = leaves[first - 1]
             self._too_big(most, bounds.memory_floor(most, self.gap), first * fine)
@@ -211,6 +210,19 @@ class BestFirst:
             if first + 1 < len(leaves):
                 self._more[leaves[first]] = leaves[first + 1 :]
             heappush(self._heap, (max(bound, bounds.time_bound(leaves[first])), _WHOLE, leaves[first]))
+
+    def _other_orders(self, leaves: list[Configuration], zeros: list[int], bound: float) -> None:
+        """Let the orders that no family emits count for :meth:`any_order_bound`, of leaves that recompute more and
+        more, which takes longer and longer but where it leaves room for more microbatches at once."""
+        bounds = self.bounds
+        if leaves[0].pp == 1:  # one row has one order
+            return
+        for leaf in leaves[self._first(leaves, bounds.any_order_floor) :]:
+            if max(bound, bounds.busy_bound(leaf)) >= self._any:
+                return
+            for zero in zeros:
+                least = bounds.time_bound(replace(leaf, zero=zero), self.gap, self.capacity)
+                self._any = min(self._any, max(bound, least))
 
     def _first(self, leaves: list[Configuration], floor: Callable[[Configuration, float], float]) -> int:
         """Return the first of some leaves, each with less to hold than the one before, whose floor leaves room."""
@@ -288,6 +300,8 @@ class BestFirst:
             elif level == _PARTIAL:
                 self._expand(config, bound)
             elif level == _SHAPE:
+                self._fit(config, bound)
+            elif level == _FITTING:
                 self._spread(config, bound)
             elif level == _WHOLE:
                 self._replay(config, bound)

@@ -51,6 +51,8 @@ def test_bounds_are_below_the_simulated_step(
         sizes = bounds.memory_floor(config), bounds.memory_of_order(config, grid), score.worst_row_bytes
         assert seconds <= score.step_time_s * SLACK, (str(config), seconds, score.step_time_s)
         assert size <= score.worst_row_bytes * SLACK, (str(config), size, score.worst_row_bytes)
+        held = bounds.time_bound(config, 0.0, score.worst_row_bytes * SLACK)
+        assert held <= score.step_time_s * SLACK, (str(config), held, score.step_time_s)
         loose = bounds.replay(replace(config, bucket=0))
         assert loose <= score.step_time_s * SLACK, (str(config), loose, score.step_time_s)
         for low, high in (*pairwise(times), *pairwise(sizes)):

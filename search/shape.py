@@ -1,0 +1,98 @@
+"""What configurations that differ in schedule, ZeRO stage and order alone have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from piper_core.names import Recompute
+from search.partial_bound import PartialBounds, total
+from search.row_parts import RowEnd, RowParameters, RowWork, stages_of_row, sum_parameters
+from search.space import Configuration
+from search.stage_costs import PhaseSeconds, shards_of
+
+
+@dataclass(slots=True)
+class Held:
+    """What stages hold, in elements and bytes: parameters of a rank, activations of a microbatch, the workspace with
+    which a backward begins; of each row the least of its stages' activations (with workspace: ``least_held``)."""
+
+    numel: list[RowParameters]
+    saved: list[float]
+    workspace: list[float]
+    least_saved: list[float]
+    least_held: list[float]
+    static: dict[int, list[float]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Shape:
+    """Layers of each stage, and how many of each kind; seconds of stages; the stages of each row; seconds of a message;
+    and what is found from these when asked for."""
+
+    counts: tuple[int, ...]
+    kinds: tuple[tuple[int, ...], ...]
+    stages: tuple[PhaseSeconds, ...]
+    mine: tuple[tuple[int, ...], ...]
+    message_s: float
+    held: Held | None = None
+    ends: dict[tuple[int, bool, bool], list[RowEnd]] = field(default_factory=dict)
+    busy: dict[tuple[bool, bool], list[RowWork]] = field(default_factory=dict)
+    lives: dict[tuple[bool, bool], list[tuple[float, float]]] = field(default_factory=dict)
+
+
+class Shapes(PartialBounds):
+    """The shapes of all configurations of one model on one cluster, kept."""
+
+    _shapes: dict[tuple[object, ...], Shape]
+
+    def shape(self, config: Configuration) -> Shape:
+        """Return what a configuration shares with others."""
+        layout = config.layout
+        key = (layout, config.pp, config.virtual_stages, config.cuts, config.tp, config.ep, config.dp, config.cp,
+               config.outer, config.micro_batch, config.sequence_parallel, config.recompute)  # fmt: skip
+        known = self._shapes.get(key)
+        if known is None:
+            counts, stages = self.costs.of(config)
+            mine = stages_of_row(layout, config.pp, config.virtual_stages)
+            known = Shape(counts, self.costs.composition(counts), stages, mine, self.costs.message_s(config))
+            self._shapes[key] = known
+        return known
+
+    def held(self, config: Configuration, shape: Shape) -> Held:
+        """Return what the stages of a configuration's shape hold."""
+        if shape.held is None:
+            embed, layers, head = self.numel(config.tp, config.ep)
+            each = {kinds: sum_parameters(layers, kinds) for kinds in set(shape.kinds)}
+            numel = [each[kinds] for kinds in shape.kinds]
+            numel[0] = numel[0] + embed
+            numel[-1] = numel[-1] + head
+            saved, workspace = self._saved_of_stages(config, shape), self._workspaces(config, shape)
+            least = [min([saved[s] for s in row]) for row in shape.mine]
+            first = [one + min([workspace[s] for s in row]) for one, row in zip(least, shape.mine, strict=True)]
+            shape.held = Held(numel, saved, workspace, least, first)
+        return shape.held
+
+    def _saved_of_stages(self, config: Configuration, shape: Shape) -> list[float]:
+        """Return the bytes that each stage keeps of a microbatch."""
+        shard, policy = shards_of(config), config.recompute
+        whole = Recompute.NONE if policy.isdecimal() else Recompute(policy)
+        first, each, last = self.saved(shard, whole)
+        sizes = {kinds: total(each, kinds) for kinds in set(shape.kinds)}
+        saved = [sizes[kinds] for kinds in shape.kinds]
+        if policy.isdecimal():
+            less = [full - none for full, none in zip(self.saved(shard, Recompute.FULL)[1], each, strict=True)]
+            again = self.costs.repeated(shape.counts, policy)
+            freed = {kinds: total(less, kinds) for kinds in set(again)}
+            saved = [size + freed[kinds] for size, kinds in zip(saved, again, strict=True)]
+        saved[0] += first
+        saved[-1] += last
+        return [size * config.micro_batch for size in saved]
+
+    def _workspaces(self, config: Configuration, shape: Shape) -> list[float]:
+        """Return, for each stage, the largest transient of the first chunk of its backward, when all is still held."""
+        kinds, kind_of = self.costs.kinds, self.costs.kind_of
+        first = [kinds[kind_of[end - 1]][-1] if end else self.costs.first[-1] for end in accumulate(shape.counts)]
+        first[-1] = self.costs.last[-1]
+        share = config.micro_batch / (config.tp * config.cp)
+        return [chunk.workspace_bytes * share for chunk in first]
