@@ -86,7 +86,7 @@ class Floors(Shapes):
             if room < one:
                 least.append(inf)
             else:
-                least.append(share * max(bytes_s / room, seconds / int(room / one)))
+                least.append(share * max(bytes_s / room, seconds / int(min(room / one, share * len(row)))))
         return least
 
     def _lives(self, config: Configuration, shape: Shape, overlapping: bool, split: bool) -> list[tuple[float, float]]:
