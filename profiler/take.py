@@ -92,8 +92,9 @@ def take(
 
 
 def measured(
-    architecture: Architecture, device: str, *, seq_len: int, ranks: int, threads: int, budget_s: float, hidden: bool
-) -> Path:
+    architecture: Architecture, device: str, *, seq_len: int, ranks: int, micro_batch: tuple[int, ...], threads: int,
+    budget_s: float, hidden: bool,
+) -> Path:  # fmt: skip
     """Measure a model on this machine for a search over ``ranks``, and return where the store has it.
 
     Raises:
@@ -102,7 +103,8 @@ def measured(
     began = perf_counter()
     dtype = dtype_on(device)
     target = place(machine(device, threads), architecture.name, model_digest(architecture), dtype)
-    sitting = _sitting(architecture, device, target, seq_len, ranks, dtype=dtype, transfers=ranks, threads=threads)
+    sitting = _sitting(architecture, device, target, seq_len, ranks, dtype=dtype, transfers=ranks, threads=threads,
+                       micro_batch=micro_batch)  # fmt: skip
     with _progress(hidden=hidden) as report:
         report("tracing", 0, 1)
         sitting.run(sitting.trace(), began + budget_s, report)

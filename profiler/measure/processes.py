@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
@@ -19,6 +21,8 @@ import torch.distributed as dist
 from piper_core.errors import PiperError
 
 LIMIT_S = 600.0
+PR_SET_PDEATHSIG = 1
+"""``prctl`` option of Linux: the signal to get when the parent dies."""
 
 
 def on_processes(function: Callable[..., Any], size: int, *args: object, kind: str = "cpu", threads: int = 1,
@@ -76,8 +80,10 @@ def _answers(receivers: Sequence[Connection], timeout_s: float) -> list[Any]:
 
 def _one(function: Callable[..., Any], place: tuple[int, int, str, str, int, float], sender: Connection,
          args: Sequence[object]) -> None:  # fmt: skip
-    """Be one rank. Ctrl-C is the parent's business, who ends us."""
+    """Be one rank. Ctrl-C is the parent's business, who ends us, and with whom we end however it does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     rank, size, store, kind, threads, timeout_s = place
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(threads)

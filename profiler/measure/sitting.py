@@ -16,14 +16,16 @@ from profiler.measure.chunks import Shape, Subject, by_layers, drop, measure, su
 from profiler.measure.clock import clock_of
 from profiler.measure.quiet import check_priority
 from profiler.measure.repeat import Effort
-from profiler.measure.transfers import Bench, measure_transfers
+from profiler.measure.transfers import Bench, measure_groups
 from profiler.measure.updates import measure_updates
 from profiler.record import ChunkTime, Profile
 from profiler.store import add, model_digest
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-TRANSFERS_S = 30.0
-"""What transfers take, most of it to start processes."""
+START_S, GROUP_S = 6.0, 8.0
+"""What starting processes for transfers takes, and each size of group among them."""
+MOST_RANKS = 8
+"""Ranks of a CPU host beyond which transfers are not measured: they share cores more and more."""
 UPDATES_S = 1.5
 MOST_S, LEAST_S = 0.4, 0.01
 """Seconds that one chunk may have, with all the time in the world and with the least budget."""
@@ -79,14 +81,18 @@ class Sitting:
 
     @property
     def group_sizes(self) -> list[int]:
-        """Sizes of groups that transfers are lacking for: powers of two, as many as devices or cores."""
+        """Sizes of groups that transfers are lacking for: powers of two, as many as devices; CPU ranks may share cores,
+        as they do when they train."""
         have = {t.ranks for t in self.found.transfers}
-        sizes = [2**i for i in range(1, 6) if 2**i <= min(self.wanted.ranks, self.machine.count)]
+        most = max(MOST_RANKS, self.machine.count) if self.wanted.device == "cpu" else self.machine.count
+        sizes = [2**i for i in range(1, 6) if 2**i <= min(self.wanted.ranks, most)]
         return [n for n in sizes if n not in have]
 
     def fixed_s(self) -> float:
         """Return what all but chunks takes."""
-        return TRANSFERS_S * len(self.group_sizes) + (0.0 if self.found.updates else UPDATES_S)
+        sizes = self.group_sizes
+        transfers_s = START_S + GROUP_S * len(sizes) if sizes else 0.0
+        return transfers_s + (0.0 if self.found.updates else UPDATES_S)
 
     def effort(self, left_s: float, count: int) -> Effort:
         """Return what each of ``count`` chunks may take of the time left."""
@@ -114,12 +120,13 @@ class Sitting:
             report("optimiser", 0, len(todo))
             self._keep(updates=measure_updates(clock, Effort(seconds=0.2), self.wanted.device))
         done = 0
+        if todo and self.fixed_s() < (deadline_s - perf_counter()) / 2:  # few transfers are in every strategy
+            self._transfers(report, (0, len(todo)))
         for group in by_layers(todo):
             made: dict[str, ChunkTime] = {}
             try:
                 for subject in group:
                     left = deadline_s - perf_counter()
-                    left -= min(left / 2, TRANSFERS_S * len(self.group_sizes))
                     if left <= 0:
                         break
                     report(str(subject.sites[0]), done, len(todo))
@@ -128,17 +135,18 @@ class Sitting:
             finally:
                 self._keep(chunks=made, sites={s: d for s, d in sites.items() if d in made})
                 drop(group)
-        self._transfers(deadline_s, report, (done, len(todo)))
+        if self.fixed_s() < deadline_s - perf_counter():
+            self._transfers(report, (done, len(todo)))
         report("done", done, len(todo))
         return self.found
 
-    def _transfers(self, deadline_s: float, report: Report, count: tuple[int, int]) -> None:
+    def _transfers(self, report: Report, count: tuple[int, int]) -> None:
+        sizes = self.group_sizes
+        if not sizes:
+            return
+        report(f"transfers among {' and '.join(map(str, sizes))}", *count)
         bench = Bench(self.wanted.device, self.wanted.threads, priority=self.wanted.priority)
-        for size in self.group_sizes:
-            if deadline_s - perf_counter() < TRANSFERS_S / 2:
-                return
-            report(f"transfers among {size}", *count)
-            transfers, overlaps, host = measure_transfers(size, bench)
+        for transfers, overlaps, host in measure_groups(sizes, bench, self.machine.count):
             self._keep(transfers=transfers, overlaps=overlaps, dispatch=host)
 
     def _keep(self, **parts: object) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter, sleep
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from piper_core.frontend.apart import apart
 from piper_core.runtime.gloo import GlooCommunicator
 from profiler.measure.processes import on_processes
 from profiler.measure.quiet import before_others, waited_s
@@ -45,20 +47,34 @@ class Bench:
         return torch.device("cuda", torch.cuda.current_device()) if self.kind == "cuda" else torch.device("cpu")
 
 
-def measure_transfers(ranks: int, bench: Bench) -> tuple[tuple[Transfer, ...], tuple[Overlap, ...], Sample | None]:
-    """Return the times of every kind and size among ``ranks`` processes; how much computing ranks slow each other, and
-    compute and a transfer; and what starting and finishing a message takes of the thread that computes (None: not
-    measured, on CUDA)."""
+Measurements: TypeAlias = tuple[tuple[Transfer, ...], tuple[Overlap, ...], Sample | None]
+"""Times of every kind and size; how much computing ranks slow each other, and compute and a transfer (nothing where
+ranks share cores or devices); what starting and finishing a message takes of the thread that computes (None: not
+measured)."""
+
+
+def measure_groups(sizes: Sequence[int], bench: Bench, own: int) -> list[Measurements]:
+    """Return the measurements among each number of processes; up to ``own`` have a core or a device each. On the CPU
+    all are forks of one process, so that torch is imported once."""
+    if bench.kind == "cpu":
+        return apart(_forked, tuple(sizes), bench, own)
+    return [measure_transfers(size, bench, alone=size <= own) for size in sizes]
+
+
+def _forked(sizes: Sequence[int], bench: Bench, own: int) -> list[Measurements]:
+    torch.set_num_threads(1)  # no thread may be there when processes fork
+    return [measure_transfers(size, bench, alone=size <= own, fork=True) for size in sizes]
+
+
+def measure_transfers(ranks: int, bench: Bench, *, alone: bool = True, fork: bool = False) -> Measurements:
+    """Return the measurements among ``ranks`` processes; ``alone`` where each has a core or a device of its own."""
     cases = [(each, size) for each in KINDS for size in SIZES if each != SEND or ranks == 2]
-    by_rank = on_processes(_all, ranks, cases, bench, kind=bench.kind, threads=bench.threads)
+    by_rank = on_processes(_all, ranks, cases, bench, alone, kind=bench.kind, threads=bench.threads, fork=fork)
     transfers = tuple(
         Transfer(each, ranks, 1, size, _slowest([times[i] for times, _, _ in by_rank]))
         for i, (each, size) in enumerate(cases)
     )
-    overlaps = tuple(
-        Overlap(what, _slowest([factors[what] for _, factors, _ in by_rank]))
-        for what in (COMPUTE_AND_COMPUTE, COMPUTE_AND_TRANSFER)
-    )
+    overlaps = tuple(Overlap(what, _slowest([factors[what] for _, factors, _ in by_rank])) for what in by_rank[0][1])
     hosts = [host for _, _, host in by_rank]
     return transfers, overlaps, _slowest(hosts) if all(hosts) else None
 
@@ -79,8 +95,13 @@ def _slowest(by_rank: list[Runs]) -> Sample:
 # --- in the processes ---
 
 
-def _all(rank: int, cases: list[tuple[str, int]], bench: Bench) -> tuple[list[Runs], dict[str, Runs], Runs]:
-    return _times_of_all(rank, cases, bench), _overlaps(rank, bench), _host(rank, bench) if bench.kind == "cpu" else []
+def _all(
+    rank: int, cases: list[tuple[str, int]], bench: Bench, alone: bool
+) -> tuple[list[Runs], dict[str, Runs], Runs]:  # fmt: skip
+    times = _times_of_all(rank, cases, bench)
+    if not alone:
+        return times, {}, []
+    return times, _overlaps(rank, bench), _host(rank, bench) if bench.kind == "cpu" else []
 
 
 def _host(rank: int, bench: Bench) -> Runs:

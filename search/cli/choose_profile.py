@@ -16,11 +16,15 @@ NONE, AUTO = "none", "auto"
 AUTO_BUDGET_S = 60.0
 
 
+MOST_SEQUENCES = 16
+"""Largest microbatch that is measured; larger ones are fitted."""
+
+
 def choose_profile(
-    named: str | None, architecture: Architecture, cluster: Cluster, ranks: int, seq_len: int, *, hidden: bool
+    named: str | None, architecture: Architecture, cluster: Cluster, ranks: int, batch: tuple[int, int], *, hidden: bool
 ) -> Pricing | None:
     """Return what to price with, None for presets: what was ``named`` (a file, ``none``, or ``auto``: the store's own,
-    and where it has none one that is taken now), else the store's own.
+    and where it has none one that is taken now), else the store's own. ``batch`` is sequences and tokens in each.
 
     Raises:
         ConfigError: no such file, a profile of another model, or nothing here to measure on.
@@ -31,7 +35,7 @@ def choose_profile(
         return None
     path = local_profile(architecture, cluster, ranks) if named in (None, AUTO) else Path(str(named))
     if path is None and named == AUTO:
-        path = _take(architecture, cluster, ranks, seq_len, hidden=hidden)
+        path = _take(architecture, cluster, ranks, batch, hidden=hidden)
     if path is None:
         return None
     found = Pricing.of(path)
@@ -39,7 +43,9 @@ def choose_profile(
     return found
 
 
-def _take(architecture: Architecture, cluster: Cluster, ranks: int, seq_len: int, *, hidden: bool) -> Path:
+def _take(
+    architecture: Architecture, cluster: Cluster, ranks: int, batch: tuple[int, int], *, hidden: bool
+) -> Path:  # fmt: skip
     """Measure the model on this machine."""
     if cluster.name != "cpu":
         raise ConfigError(
@@ -50,7 +56,9 @@ def _take(architecture: Architecture, cluster: Cluster, ranks: int, seq_len: int
         print(f"measuring {architecture.name} for {AUTO_BUDGET_S:.0f} s at most, once", file=sys.stderr)
     from profiler.take import measured
 
+    sequences, seq_len = batch
+    most = min(sequences, MOST_SEQUENCES)
     return measured(
-        architecture, "cpu", seq_len=seq_len, ranks=ranks, threads=threads_of(ranks), budget_s=AUTO_BUDGET_S,
-        hidden=hidden or console.plain(sys.stderr),
+        architecture, "cpu", seq_len=seq_len, ranks=ranks, micro_batch=tuple(sorted({1, max(1, most // 4), most})),
+        threads=threads_of(ranks), budget_s=AUTO_BUDGET_S, hidden=hidden or console.plain(sys.stderr),
     )  # fmt: skip

@@ -90,7 +90,7 @@ def run_search(
     if out is not None:  # the default folder holds the last search, whatever it was
         check_same_search(target, searched)
     problem = Problem(architecture, hardware, gpus, global_batch, seq_len)
-    pricing = choose_profile(profile, architecture, hardware, gpus, seq_len, hidden=json)
+    pricing = choose_profile(profile, architecture, hardware, gpus, (global_batch, seq_len), hidden=json)
     if pricing is not None:
         use_profile(problem, pricing.profile, f"--profile {pricing.path}")
         searched["profile"] = str(pricing.path)

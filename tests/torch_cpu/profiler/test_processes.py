@@ -16,7 +16,7 @@ from profiler.measure.clock import CudaClock, Timing
 from profiler.measure.processes import on_processes
 from profiler.measure.quiet import before_others, check_priority, waited_s
 from profiler.measure.steps import Trial, measure_steps
-from profiler.measure.transfers import Bench, measure_transfers
+from profiler.measure.transfers import Bench, measure_groups, measure_transfers
 from profiler.spec import load_cluster
 from search.predict import predict
 from search.request import Request
@@ -50,6 +50,15 @@ def test_transfers_of_every_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [o.what for o in overlaps] == [transfers.COMPUTE_AND_COMPUTE, transfers.COMPUTE_AND_TRANSFER]
     assert host is not None
     assert 0 < host.median_s < 1
+
+
+@pytest.mark.slow
+def test_groups_larger_than_the_cores_are_forks_too() -> None:
+    two, three = measure_groups((2, 3), Bench(seconds=0.001), own=2)
+    assert {t.ranks for t in two[0]} == {2}
+    assert {t.ranks for t in three[0]} == {3}
+    assert two[1]
+    assert (three[1], three[2]) == ((), None), "ranks that share cores say nothing of how two computing ones do"
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from profiler.cli import main
 from profiler.measure import sitting
 from profiler.measure.chunks import Shape, Subject, shapes, subjects
 from profiler.measure.sitting import Sitting, Wanted
-from profiler.record import to_data
+from profiler.record import Sample, Transfer, to_data
 from profiler.store import load, profiles
 from tests.torch_cpu.profiler.fake import FakeClock
 
@@ -109,7 +109,23 @@ def test_budgets_are_shared_out() -> None:
     assert made.effort(1.15, 10).seconds == pytest.approx(0.1)
     assert made.effort(0.0, 10).seconds == sitting.LEAST_S
     with_groups = Sitting(LLAMA, replace(made.wanted, ranks=64), None)
-    assert with_groups.group_sizes == [2**i for i in range(1, 6) if 2**i <= with_groups.machine.count]
+    most = max(sitting.MOST_RANKS, with_groups.machine.count)
+    assert with_groups.group_sizes == [2**i for i in range(1, 6) if 2**i <= most]
+
+
+def test_transfers_come_first_where_there_is_time(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = Sample((1e-3, 1e-3))
+
+    def measured(sizes: list[int], bench: object, own: int) -> list[object]:
+        return [((Transfer("all_reduce", size, 1, 1024, sample),), (), None) for size in sizes]
+
+    monkeypatch.setattr(sitting, "measure_groups", measured)
+    for budget_s, first in ((100.0, True), (25.0, False)):
+        made = Sitting(LLAMA, Wanted(tuple(shapes(LLAMA, SEQ)), ranks=2), None)
+        told = run(made, budget_s)
+        at = told.index("transfers among 2")
+        assert (at < told.index("mlp F b1 s32")) == first
+        assert [t.ranks for t in made.found.transfers] == [2]
 
 
 ASKED = ["--model", "tiny-llama", "--seq-len", "32", "--micro-batch", "1"]
