@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from piper_core.ir.dag import Ints
-from search.direct.kinds import REGIONS, Kinds, Region
+from piper_core.names import Region
+from search.direct.kinds import REGIONS, Kinds
 
 
 @dataclass(frozen=True, slots=True)

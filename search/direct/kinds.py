@@ -29,7 +29,8 @@ class Kinds:
     """The chunks of a model by kind; ``of``, ``layer`` and ``region`` are by chunk, shape (C,), ``layer`` -1 for the
     embedding and L for the head, ``region`` an index into ``REGIONS``. ``layered`` is what full recompute may repeat,
     ``attention`` what selective does; ``fed`` whether a chunk is fed from another layer (or by nothing);
-    ``last_of_layer`` the last chunk of each chunk's layer. ``boundary_bytes`` is what a layer hands to the next one: by the chunk before it, 0 elsewhere.
+    ``last_of_layer`` the last chunk of each chunk's layer. ``boundary_bytes`` is what a layer hands to the next one, at
+    its last chunk. ``parameters`` are by kind; ``ties`` name those that several chunks hold; ``edges`` join chunks.
     """
 
     chunks: tuple[Chunk, ...]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from piper_core.ir.dag import Floats, Ints
-from piper_core.names import Phase
 from piper_core.passes.gradient_sync import GRAD_BYTES
 from profiler.spec import Device
 from search.cost.memory import OPTIMIZER_BYTES, RESERVED_GAP, Memory, RowMemory
@@ -16,8 +15,8 @@ PARAMETERS, GRADIENTS, ACTIVATIONS, BUFFERS, WORKSPACE = range(5)
 
 
 class _Usage:
-    """Bytes by cause and instant: the i-th action of a row's compute stream has the instants 3 i (it holds all it needs),
-    3 i + 1 (its results are there), 3 i + 2 (after it)."""
+    """Bytes by cause and instant: the i-th action of a row's compute stream has the instants 3 i (it holds all it
+    needs), 3 i + 1 (its results are there), 3 i + 2 (after it)."""
 
     def __init__(self, built: Built, simulation: Simulation) -> None:
         self.built, self.simulation, self.rank = built, simulation, built.rank
@@ -81,11 +80,10 @@ class _Usage:
 
     def messages(self) -> None:
         """A receive holds its buffer from when it is posted; a send until it is through."""
-        messages, simulation, order = self.built.messages, self.simulation, self.built.order
+        messages, simulation = self.built.messages, self.simulation
         if not len(messages.send):
             return
-        macro = self.built.macros.macro
-        source, target = order.row[macro[messages.producer]], order.row[macro[messages.consumer]]
+        source, target = messages.source, messages.target
         sent, received = self.rank[messages.send], self.rank[messages.recv]
         through = self.when(source, simulation.end_s[sent], end=True)
         self.during(BUFFERS, self.near(self.rank[messages.producer], source, end=False), through, messages.bytes)

@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from piper_core.ir.action import PHASE_OF_KIND
-from piper_core.ir.dag import Ints
+from piper_core.ir.dag import Ints, Mask
 from piper_core.names import Phase
 from piper_core.schedule.families import get_family
 from piper_core.schedule.grid import Grid
@@ -25,7 +25,7 @@ class Order:
     Holders are the pairs of a stage and a row that holds it, by stage: ``holder`` (rows, stages) finds one; of each,
     ``first`` is the first forward and ``last`` the last whole or weight backward. Of each stage, ``first_of`` and
     ``last_of`` are the same over all its rows. ``end`` is the last such backward of each row. ``phases`` occur;
-    ``grouped`` says whether there are overlap groups.
+    ``grouped`` says whether there are overlap groups; ``runs`` (phases, rows, stages) counts macro actions.
     """
 
     row: Ints
@@ -49,9 +49,31 @@ class Order:
     end: Ints
     phases: tuple[Phase, ...]
     grouped: bool
+    hops: Hops
+    runs: Ints
 
     def __len__(self) -> int:
         return len(self.row)
+
+
+@dataclass(frozen=True, slots=True)
+class Hops:
+    """Where data goes from one stage to the next, or gradients back: columns of shape (H,), activations first.
+
+    ``source`` and ``target`` are macro actions on different rows; ``forward`` says whether an activation goes, out of
+    or into stage ``boundary``; ``line`` numbers the ``channels`` that occur, and ``pair`` the ``pairs`` of
+    (boundary, row, row). ``near`` are (source, target) on one row.
+    """
+
+    source: Ints
+    target: Ints
+    forward: Mask
+    boundary: Ints
+    line: Ints
+    channels: int
+    pair: Ints
+    pairs: tuple[tuple[int, int, int], ...]
+    near: tuple[Ints, Ints]
 
 
 @lru_cache(maxsize=256)
@@ -94,5 +116,31 @@ def order_of(grid: Grid, stages: int, m: int) -> Order:
     return Order(
         row, stage, phase, microbatch, position, turn, position - turn, among, find, back, weight, holder,
         holder_stage, holder_row, first, last, first_of, last_of, end,
-        tuple(Phase(p) for p in np.unique(phase).tolist()), bool((count > 1).any()),
+        tuple(Phase(p) for p in np.flatnonzero(np.bincount(phase)).tolist()), bool((count > 1).any()),
+        _hops(row, stage, find[Phase.F], back, len(sizes)), runs_of(phase, row, stage, len(sizes), stages),
     )  # fmt: skip
+
+
+def runs_of(phase: Ints, row: Ints, stage: Ints, rows: int, stages: int) -> Ints:
+    """Return how many macro actions there are of each (phase, row, stage)."""
+    key = (phase.astype(np.int64) * rows + row) * stages + stage
+    return np.bincount(key, minlength=4 * rows * stages).reshape(4, rows, stages)
+
+
+def _hops(row: Ints, stage: Ints, forwards: Ints, back: Ints, rows: int) -> Hops:
+    """Return where data goes; ``forwards`` and ``back`` (stages, microbatches) are macro actions."""
+    source = np.concatenate([forwards[:-1].ravel(), back[1:].ravel()])
+    target = np.concatenate([forwards[1:].ravel(), back[:-1].ravel()])
+    forward = np.arange(len(source)) < len(source) // 2
+    apart = row[source] != row[target]
+    near = source[~apart], target[~apart]
+    source, target, forward = source[apart], target[apart], forward[apart]
+    a, b = row[source].astype(np.int64), row[target].astype(np.int64)
+    boundary = np.where(forward, stage[source], stage[target])
+    channel = (a * rows + b) * 2 + ~forward
+    used = np.zeros(2 * rows * rows, np.bool_)
+    used[channel] = True
+    line = np.cumsum(used)[channel] - 1
+    some, pair = np.unique((boundary * rows + a) * rows + b, return_inverse=True)
+    pairs = tuple((key // rows // rows, key // rows % rows, key % rows) for key in some.tolist())
+    return Hops(source, target, forward, boundary, line, int(used.sum()), pair, pairs, near)

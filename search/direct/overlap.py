@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from itertools import pairwise
 
 from piper_core.names import Phase
 
@@ -15,8 +16,8 @@ class StageNodes:
 
     Of each node: the chunk (from 0), which collective it is (-1: compute; ``before`` says of each whether it comes
     before the compute), and whether it is recomputed. Of each chunk: its segment, that of its recompute, and the last
-    chunk of its layer. ``edges`` are between chunks, forward; ``whole_layers`` says whether a recompute runs through all
-    of a layer; ``starts`` whether the last chunk starts the backward of the model.
+    chunk of its layer. ``edges`` are between chunks, forward; ``whole_layers`` says whether a recompute runs through
+    all of a layer; ``starts`` whether the last chunk starts the backward of the model.
     """
 
     phase: Phase
@@ -35,8 +36,8 @@ class StageNodes:
 @dataclass(frozen=True, slots=True)
 class Opened:
     """The pieces of a macro action: ``piece`` of each node, ``talk`` of each piece the node that it is (-1: compute);
-    the pieces that take what comes in and make what goes out; ``edges`` between pieces; ``saved`` (chunk, piece) is what
-    the forward of a chunk keeps for a piece beside compute, ``kept`` such pieces of a recompute."""
+    the pieces that take what comes in and make what goes out; ``edges`` between pieces; ``saved`` (chunk, piece) is
+    what the forward of a chunk keeps for a piece beside compute, ``kept`` such pieces of a recompute."""
 
     piece: tuple[int, ...]
     talk: tuple[int, ...]
@@ -54,7 +55,7 @@ def opened(stage: StageNodes) -> Opened:
     forward = stage.phase is Phase.F
     edges: list[tuple[int, int]] = []
     for chain in (*chains.values(), *repeats.values()):
-        edges += zip(chain, chain[1:], strict=False)
+        edges += pairwise(chain)
     for u, v in stage.edges:
         edges.append((chains[u][-1], chains[v][0]) if forward else (chains[v][-1], chains[u][0]))
         if u in repeats and v in repeats and stage.whole_layers and stage.last_of_layer[u] == stage.last_of_layer[v]:

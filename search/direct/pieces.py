@@ -165,9 +165,8 @@ def pieces_of(
     where = np.where(nodes.again, repeat[nodes.chunk], of[nodes.chunk])
     ends = np.zeros_like(count), count - 1
     beside = np.full(int(count.sum()), -1)
-    return Pieces(
-        first, count, of, repeat, *ends, beside, (), *contents(kinds, stages, phase, nodes, held, where, of, repeat)
-    )
+    found = contents(kinds, stages, phase, nodes, held, where, of, repeat)
+    return Pieces(first, count, of, repeat, *ends, beside, (), *found)
 
 
 def opened_pieces(
@@ -178,11 +177,7 @@ def opened_pieces(
 
     ``known`` remembers what was opened before.
     """
-    count, enter, leave = (
-        np.ones(stages.count, np.int64),
-        np.zeros(stages.count, np.int64),
-        np.zeros(stages.count, np.int64),
-    )
+    count, (enter, leave) = np.ones(stages.count, np.int64), np.zeros((2, stages.count), np.int64)
     local = np.zeros(len(nodes.chunk), np.int64)
     stage_of = stages.of[nodes.chunk]
     before = tuple(talk.exchange.before for talk in nodes.talks)
@@ -195,10 +190,12 @@ def opened_pieces(
             continue
         mine = np.flatnonzero(stage_of == s)
         low, high = stages.ends[s], stages.ends[s + 1]
+        last = kinds.last_of_layer[low:high]
+        columns = nodes.chunk[mine] - low, nodes.talk[mine], nodes.again[mine]
+        chunk, talk, again = (tuple(column.tolist()) for column in columns)
+        cut, repeat_cut, ends = (tuple(each.tolist()) for each in (segment[low:high], segment[last], last - low))
         at = StageNodes(
-            phase, tuple((nodes.chunk[mine] - low).tolist()), tuple(nodes.talk[mine].tolist()),
-            tuple(nodes.again[mine].tolist()), before, tuple(segment[low:high].tolist()),
-            tuple(segment[kinds.last_of_layer[low:high]].tolist()), tuple((kinds.last_of_layer[low:high] - low).tolist()),
+            phase, chunk, talk, again, before, cut, repeat_cut, ends,
             tuple((u - low, v - low) for u, v in kinds.edges_from(low, high)), stages.policy is Recompute.FULL,
             high == len(kinds.of),
         )  # fmt: skip
@@ -230,7 +227,7 @@ def contents(
     size = int(where.max()) + 1
 
     def total(at: Ints, weights: Floats) -> Floats:
-        return np.bincount(at, weights=weights, minlength=size)
+        return np.bincount(at, weights=weights, minlength=size).astype(np.float64)
 
     def most(at: Ints, weights: Floats) -> Floats:
         found = np.zeros(size)
@@ -255,7 +252,7 @@ def contents(
         if len(some):
             layers = int(kinds.layer.max()) + 2
             key = of[some] * layers + kinds.layer[some] + 1
-            sums = np.bincount(key, weights=extra[some])
+            sums = np.bincount(key, weights=extra[some]).astype(np.float64)
             used = np.flatnonzero(sums)
             recomputed = most(used // layers, sums[used])
     return total(where, nodes.seconds), start, end, late, workspace, recomputed, most(where, nodes.gathered)
@@ -266,4 +263,5 @@ def inner_seconds(nodes: PhaseNodes, stages: Stages) -> Floats:
     talking = np.flatnonzero(nodes.comm >= 0)
     kinds = len(COMM_KINDS)
     cell = stages.of[nodes.chunk[talking]] * kinds + nodes.comm[talking]
-    return np.bincount(cell, weights=nodes.seconds[talking], minlength=stages.count * kinds).reshape(-1, kinds)
+    found = np.bincount(cell, weights=nodes.seconds[talking], minlength=stages.count * kinds)
+    return found.astype(np.float64).reshape(-1, kinds)

@@ -66,9 +66,9 @@ class Step:
 
     ``pieces[phase]`` are its macro actions whole and cut, and where the order has overlap groups in which one talks
     (``overlapped`` (M,) are their members), both opened; ``inner[phase]`` (S, kinds) the seconds of collectives inside
-    macro actions. ``rows_of`` are the rows of each stage. ``shared`` (B,) says which buckets are synchronised. ``update`` (S,)
-    seconds. ``streams`` are the names of queues beside messages, as the directives add them; ``message_bytes`` (S,) is
-    what a stage hands to the next one.
+    macro actions. ``rows_of`` are the rows of each stage. ``shared`` (B,) says which buckets are synchronised.
+    ``update`` (S,) seconds. ``streams`` are the names of queues beside messages, as the directives add them;
+    ``message_bytes`` (S,) is what a stage hands to the next one.
     """
 
     config: Configuration
@@ -76,7 +76,6 @@ class Step:
     rows: tuple[tuple[int, ...], ...]
     rows_of: tuple[tuple[int, ...], ...]
     stages: Stages
-    division: Division
     buckets: Buckets
     sync: Sync
     shared: Mask
@@ -98,14 +97,11 @@ def stages_of(kinds: Kinds, counts: tuple[int, ...], policy: str, way: Ints) -> 
     of = stage_of_layer[np.clip(kinds.layer, 0, layers - 1)]
     of = np.where(kinds.layer < 0, 0, np.where(kinds.layer >= layers, len(counts) - 1, of))
     each = Recompute.FULL if policy.isdecimal() else Recompute(policy)
-    match each:
-        case Recompute.NONE:
-            again = np.zeros(len(of), np.bool_)
-        case Recompute.SELECTIVE:
-            again = kinds.attention
-        case Recompute.FULL:
-            most = int(policy) if policy.isdecimal() else layers
-            again = kinds.layered & (kinds.layer - ends[of] < most)
+    most = int(policy) if policy.isdecimal() else layers
+    again = {
+        Recompute.NONE: np.zeros(len(of), np.bool_), Recompute.SELECTIVE: kinds.attention,
+        Recompute.FULL: kinds.layered & (kinds.layer - ends[of] < most),
+    }[each]  # fmt: skip
     bounds = np.searchsorted(of, np.arange(len(counts) + 1))
     return Stages(tuple(bounds.tolist()), of, again, each, way)
 
@@ -120,13 +116,10 @@ def held_of(kinds: Kinds, stages: Stages, division: Division) -> Held:
         return (sharded / tensor + replicated / sequence) * share
 
     saved = kept = size("saved")
-    match stages.policy:
-        case Recompute.SELECTIVE:
-            kept = np.where(stages.again, size("saved_selective"), saved)
-        case Recompute.FULL:
-            kept = np.where(stages.again, np.where(kinds.fed, size("saved_full"), 0.0), saved)
-        case Recompute.NONE:
-            pass
+    if stages.policy is Recompute.SELECTIVE:
+        kept = np.where(stages.again, size("saved_selective"), saved)
+    elif stages.policy is Recompute.FULL:
+        kept = np.where(stages.again, np.where(kinds.fed, size("saved_full"), 0.0), saved)
     return Held(kept, saved, size("stash"), kinds.field("workspace_bytes") / tensor * share)
 
 
@@ -175,10 +168,11 @@ class Steps:
                 ]
             pieces[phase] = tuple(some + some[-1:] * (len(some) % 2))
         share = float(division.micro_batch) / config.cp / (config.tp if config.sequence_parallel else 1)
+        boundary = kinds.boundary_bytes[np.asarray(stages.ends[1:]) - 1] * share
         return Step(
-            config, mesh, ranks_of(mesh).rows, rows_of, stages, division, buckets, sync, shared, pieces, overlapped, nodes, inner,
-            self._update(config, buckets, sync, stages.count), self._ties(config, mesh, rows_of, buckets, sync),
-            streams_of(config, division, bool(shared.any())), kinds.boundary_bytes[np.asarray(stages.ends[1:]) - 1] * share,
+            config, mesh, ranks_of(mesh).rows, rows_of, stages, buckets, sync, shared, pieces, overlapped, nodes,
+            inner, self._update(config, buckets, sync, stages.count), self._ties(config, mesh, rows_of, buckets, sync),
+            streams_of(config, division, bool(shared.any())), boundary,
         )  # fmt: skip
 
     def _sync(self, config: Configuration, mesh: Mesh, rows_of: tuple[tuple[int, ...], ...], buckets: Buckets) -> Sync:
@@ -190,18 +184,19 @@ class Steps:
         held = [row_groups(mesh, rows, self.prices.gpus_per_node) for rows in rows_of]
         columns = (buckets.stage.tolist(), buckets.expert.tolist(), buckets.numel.tolist())
         known: dict[tuple[tuple[Shape, ...], int], tuple[int, float, float]] = {}
-        for k, (stage, expert, numel) in enumerate(zip(*columns, strict=True)):
+        for k, (stage, expert, size) in enumerate(zip(*columns, strict=True)):
             groups = held[stage].expert_sync if expert else held[stage].dense_sync
-            key = tuple(shape for shape, _ in groups), numel
+            key = tuple(shape for shape, _ in groups), size
             if key not in known:
                 members, reduce, gather = groups[0][0][0], 0.0, 0.0
                 if members > 1:
-                    reduce = self.prices.collective(kind, float(numel * width), groups)
+                    reduce = self.prices.collective(kind, float(size * width), groups)
                 if members > 1 and config.zero:
-                    gather = self.prices.collective(Collective.ALL_GATHER, float(numel * self.dtype_bytes), groups)
+                    gather = self.prices.collective(Collective.ALL_GATHER, float(size * self.dtype_bytes), groups)
                 known[key] = members, reduce, gather
             ranks[k], seconds[0, k], seconds[1, k] = known[key]
-        sizes = buckets.numel * float(width), buckets.numel * float(self.dtype_bytes)
+        numel = buckets.numel.astype(np.float64)
+        sizes = numel * width, numel * self.dtype_bytes
         return Sync(ranks, seconds[0], sizes[0], seconds[1], sizes[1])
 
     def _update(self, config: Configuration, buckets: Buckets, sync: Sync, stages: int) -> Floats:

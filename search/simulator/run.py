@@ -144,7 +144,8 @@ class _Reasons:
         self.cause: list[int] = cause.tolist()
 
     def of(self, transactions: Ints) -> list[int]:
-        return self._causes[transactions].tolist()
+        found: list[int] = self._causes[transactions].tolist()
+        return found
 
 
 def simulate(

@@ -1,14 +1,13 @@
-"""The units of a step under an order: pieces of compute, and what happens beside them."""
+"""All pieces of a step in one table, and where the macro actions of an order lie on their rows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from piper_core.ir.action import ActionKind
-from piper_core.ir.dag import Floats, Ints, Mask
+from piper_core.ir.dag import Floats, Ints
 from piper_core.names import Collective, Phase
 from piper_core.schedule.plan import CODE
 from search.direct.order import Order
@@ -107,8 +106,8 @@ def _actions(step: Step, phase: Phase, pieces: Pieces) -> tuple[Ints, Ints, Ints
 
 @dataclass(slots=True)
 class Macros:
-    """Where the macro actions of an order lie among the units: their ``variant`` and first unit (``base``), and for each
-    of their pieces its macro, its place in the table, and its place on its row."""
+    """Where the macro actions of an order lie among the units: their ``variant`` and first unit (``base``), and for
+    each of their pieces its macro, its place in the table, and its place on its row."""
 
     variant: Ints
     base: Ints
@@ -139,52 +138,3 @@ def macros_of(step: Step, order: Order, table: Table) -> Macros:
         mine = macro[turns]
         place[turns] = order.group[mine] * scale + local[turns] * order.among[mine] + order.turn[mine]
     return Macros(variant, base, macro, table.start[where][macro] + local, place)
-
-
-class Columns:
-    """Columns of units that are being collected, in the order in which they are added; ``count`` so far."""
-
-    NAMES: ClassVar = ("kind", "stage", "microbatch", "bucket", "row", "queue", "line", "comm", "place", "seconds")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._parts: list[tuple[int, dict[str, Ints | Floats | int | float]]] = []
-
-    def add(self, n: int, **columns: Ints | Floats | int | float) -> Ints:
-        """Add ``n`` units with the columns of ``NAMES``; return their numbers. ``queue`` is what tells streams of a row
-        apart, -1 its compute; ``bucket``, ``microbatch``, ``line`` and ``comm`` are -1 where there is none."""
-        self._parts.append((self.count, columns))
-        self.count += n
-        return np.arange(self.count - n, self.count)
-
-    def finish(self) -> dict[str, Ints | Floats]:
-        """Return the columns."""
-        ends = [*(start for start, _ in self._parts[1:]), self.count]
-        made: dict[str, Ints | Floats] = {}
-        for name in self.NAMES:
-            column = made[name] = np.empty(self.count, np.float64 if name in ("place", "seconds") else np.int32)
-            for (start, columns), end in zip(self._parts, ends, strict=True):
-                column[start:end] = columns.get(name, -1)
-        return made
-
-
-@dataclass(frozen=True, slots=True)
-class Messages:
-    """Units of messages, shape (n,): both ends, the pieces that make and take what they carry, bytes, whether it is an
-    activation."""
-
-    send: Ints
-    recv: Ints
-    producer: Ints
-    consumer: Ints
-    bytes: Floats
-    forward: Mask
-
-
-@dataclass(frozen=True, slots=True)
-class Uses:
-    """Units of collectives for one use each, shape (n,): the collective, a unit of compute, bytes."""
-
-    unit: Ints
-    compute: Ints
-    bytes: Floats
