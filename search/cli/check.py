@@ -28,6 +28,7 @@ from search.header import check_header
 
 if TYPE_CHECKING:
     from search.candidate import Score
+    from search.pricing import Pricing
 
 GIB = 2**30
 POLL_S = 0.2
@@ -59,6 +60,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
     predicted: dict[str, Any] | None = None
     not_priced: str | None = None
+    not_by: str | None = None
     changes: dict[str, Any] | None = None
 
 
@@ -138,21 +140,43 @@ def _priced(strategy: Strategy, compiled: Compiled, cluster: Cluster, wanted: Wa
     from search.compare import Change, Price
     from search.price import price
 
-    score = price(strategy, compiled, cluster).score
+    pricing = _pricing(strategy, wanted, report)
+
+    def priced(which: Strategy, made: Compiled) -> Score:
+        return price(which, made, cluster).score if pricing is None else pricing.predict(which).score
+
+    score = priced(strategy, compiled)
     report.predicted = score.to_data()
     lines = [f"  {line}" for line in price_lines(score, cluster)]
+    lines += [f"  by {pricing}"] if pricing is not None else []
+    if report.not_by is not None:
+        lines.append(f"  not by what the header names: {report.not_by}")
     if wanted.against is not None:
         other = load(wanted.against)
         made = compile_program(other.program, base_dag(other, synthetic=wanted.synthetic), other.header.world)
-        before, name = Price.of(price(other, made, cluster).score), str(wanted.against)
+        before, name = Price.of(priced(other, made)), str(wanted.against)
     else:
         said = Price.of_header(strategy.header.predicted)
-        if said is None or wanted.cluster is not None:
+        if said is None or wanted.cluster is not None or report.not_by is not None:
             return lines
         before, name = said, "what the header says"
     change = Change.between(before, Price.of(score))
     report.changes = change.to_data()
     return [*lines, f"  against {name}", *(f"    {line}" for line in change.lines())]
+
+
+def _pricing(strategy: Strategy, wanted: Wanted, report: Report) -> Pricing | None:
+    """Return the profile that the header says the strategy was priced by, where that can be read and no other cluster
+    or model is asked for; the report says why not."""
+    from search.pricing import said
+
+    if wanted.cluster is not None or wanted.synthetic is not None:
+        return None
+    try:
+        return said(strategy)
+    except ConfigError as error:
+        report.not_by = str(error)
+        return None
 
 
 def price_lines(score: Score, cluster: Cluster) -> list[str]:
