@@ -17,6 +17,7 @@ from search.direct.plan import Built, build
 from search.direct.prices import Prices
 from search.direct.shape import Steps
 from search.evaluate import Evaluation, score
+from search.hosts import with_hosts
 from search.list_order import list_grid
 from search.simulator.run import simulate
 from search.space import Configuration
@@ -80,7 +81,8 @@ class Direct:
             InfeasibleError: as :meth:`build`; PlanError: the plan would not run.
         """
         built = self.build(config)
-        simulation = simulate(built.plan, built.seconds, slowdown=self.cost.overlap_slowdown)
+        seconds = with_hosts(built.plan, built.seconds, self.cost.host_s)
+        simulation = simulate(built.plan, seconds, slowdown=self.cost.overlap_slowdown)
         used = memory(built, simulation, self.cluster.device, self.model.dtype_bytes)
         sequences = float(config.dp * config.micro_batch * config.num_microbatches)
         found = score(

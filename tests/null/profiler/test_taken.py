@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,10 @@ from piper_core.arch.presets import preset
 from piper_core.names import Phase, Recompute, Region
 from profiler.cli import main
 from profiler.fit import Chunks, Origin
+from profiler.record import Sample
 from profiler.spec import load_cluster
 from profiler.store import check_model, load, model_digest
+from search.direct.score import Direct
 from search.engine import search
 from search.predict import predict
 from search.problem import Problem
@@ -85,3 +88,36 @@ def test_a_search_prices_with_it() -> None:
         preset_s = by_preset.score(each.config).breakdown["compute"]
         assert each.score.breakdown["compute"] != pytest.approx(preset_s, rel=0.01)
     assert cost.origins["chunks"][Origin.MEASURED] > 0
+
+
+@pytest.mark.parametrize(
+    "options", [{"pp": 2, "schedule": "zbv", "virtual_stages": 2}, {"dp": 2, "zero": 3}, {"tp": 2}]
+)
+def test_the_direct_way_prices_with_it_alike(options: dict[str, Any]) -> None:
+    """What starting messages takes of the thread that computes is in both."""
+    problem = Problem(LLAMA, CPU, 2, 4, 128)
+    use_profile(problem, TAKEN)
+    config = Request(LLAMA, CPU, seq_len=128, micro_batch=1, global_batch=4, **options).resolve()
+    direct = Direct(LLAMA, problem.model, CPU, problem.cost, problem.bounds)
+    assert problem.cost.host_s > 0
+    assert direct.covers(config)
+    assert direct.score(config).step_time_s == pytest.approx(problem.score(config).step_time_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("gpus", [2, 4])
+def test_bounds_hold_whatever_was_measured(gpus: int) -> None:
+    """No sequence need take least time in the largest microbatch: a chunk that is slow in large ones."""
+    slow = {site: each for site, each in TAKEN.sites.items() if site.micro_batch == 2}
+    chunks = dict(TAKEN.chunks)
+    for digest in slow.values():
+        sample = chunks[digest].sample
+        assert sample is not None
+        chunks[digest] = replace(chunks[digest], sample=Sample(tuple(3 * t for t in sample.times_s)))
+    problem = Problem(LLAMA, CPU, gpus, 8, 128)
+    use_profile(problem, replace(TAKEN, chunks=chunks))
+    for b in (1, 2, 4):
+        config = Request(LLAMA, CPU, seq_len=128, gpus=gpus, dp=1, pp=gpus, micro_batch=b, global_batch=8).resolve()
+        seconds = problem.score(config).step_time_s
+        part = replace(config, micro_batch=8, num_microbatches=1)
+        assert problem.bounds.degrees(part)[0] <= seconds * (1 + 1e-9)
+        assert problem.bounds.time_bound(config) <= seconds * (1 + 1e-9)
