@@ -131,15 +131,15 @@ def dispatch(rows: Tensor, counts: Tensor, arriving: Tensor, axis: str) -> Tenso
     ``counts`` (experts,) are this rank's rows for each expert, ``arriving`` (ranks, experts here) those that each rank
     has for this one. A trace takes as many to arrive as leave.
     """
-    leave, arrive = _rows_by_rank(counts, arriving)
+    leave, arrive = rows_by_rank(counts, arriving)
     return communicator().all_to_all(rows.contiguous(), arrive, leave, axis).index_select(0, by_expert(arriving))
 
 
 @torch.library.custom_op("piper_core::collect", mutates_args=())
 def collect(rows: Tensor, counts: Tensor, arriving: Tensor, axis: str) -> Tensor:
     """Undo :func:`dispatch`: send what experts made of rows back to where they came from, in the order they had."""
-    leave, arrive = _rows_by_rank(counts, arriving)
-    return communicator().all_to_all(_unsorted(rows, arriving), leave, arrive, axis)
+    leave, arrive = rows_by_rank(counts, arriving)
+    return communicator().all_to_all(unsorted(rows, arriving), leave, arrive, axis)
 
 
 @torch.library.custom_op("piper_core::gather_rows", mutates_args=())
@@ -157,7 +157,7 @@ def gather_rows(rows: Tensor, counts: Tensor, axis: str) -> Tensor:
 @torch.library.custom_op("piper_core::scatter_rows", mutates_args=())
 def scatter_rows(rows: Tensor, counts: Tensor, axis: str) -> Tensor:
     """Return this rank's own rows, in the order they had before :func:`gather_rows`, of the sum of all ranks' rows."""
-    sizes, apart = counts.sum(1).tolist(), _unsorted(rows, counts)
+    sizes, apart = counts.sum(1).tolist(), unsorted(rows, counts)
     if len(set(sizes)) == 1:
         return communicator().reduce_scatter(apart, axis)
     mine = sizes[communicator().rank(axis)]
@@ -173,12 +173,13 @@ def by_expert(counts: Tensor) -> Tensor:
     return expert.repeat_interleave(counts.flatten()).sort(stable=True).indices
 
 
-def _unsorted(rows: Tensor, counts: Tensor) -> Tensor:
+def unsorted(rows: Tensor, counts: Tensor) -> Tensor:
     """Return rows sorted by expert in the order of ranks again."""
     return torch.empty_like(rows).index_copy_(0, by_expert(counts), rows)
 
 
-def _rows_by_rank(counts: Tensor, arriving: Tensor) -> tuple[list[int], list[int]]:
+def rows_by_rank(counts: Tensor, arriving: Tensor) -> tuple[list[int], list[int]]:
+    """Return how many rows leave for each rank, and how many arrive from it."""
     return counts.view(len(arriving), -1).sum(1).tolist(), arriving.sum(1).tolist()
 
 

@@ -19,6 +19,7 @@ from piper_core.frontend.cut import ChunkGraph, Cut, reach, root, tensors
 from piper_core.frontend.recompute import kept
 from piper_core.ir.dag import Policy
 from piper_core.names import Phase, Recompute
+from piper_core.runtime.overlap import split, spread
 from piper_core.runtime.quick import quicken
 
 _KEEPS = {Policy.NONE: Recompute.NONE, Policy.SELECTIVE: Recompute.SELECTIVE}
@@ -126,10 +127,12 @@ class Macros:
         outputs = tuple(node.name for node in chunk.outputs if node not in gradients)
         key = (spec, outputs, tuple(node.name for node in stay), tuple(every.items()))
         if key not in self._made:
-            chunk = ChunkGraph(chunk.phase, chunk.calls, (*stay, *vary), chunk.outputs)
+            unit_of = {node: i for i, unit in enumerate(spec) for node in self.graph(unit).calls}
+            chunk = ChunkGraph(chunk.phase, spread(chunk.calls, unit_of), (*stay, *vary), chunk.outputs)
             graph = chunk.graph()
             _add_in_place(graph, chunk, gradients, every, fuse=self._fuse)
             quicken(graph)
+            split(graph)
             module = GraphModule(self.cut.joint.module, graph, f"Macro{spec[0].phase.name}")
             self._made[key] = Macro(
                 boxed(module),

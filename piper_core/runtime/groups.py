@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from piper_core.frontend.degrees import Degrees
 from piper_core.ir.dag import Dag
 from piper_core.ir.shard_state import Ranks, ShardState
 from piper_core.names import Region
-from piper_core.runtime.communicator import Communicator, Group
+from piper_core.runtime.communicator import Communicator, Group, Work
 
 AXES = ("tensor", "expert", "context")
 
@@ -63,6 +64,10 @@ def axis_ranks(dag: Dag, rank: int, stages: Sequence[int]) -> dict[str, Ranks]:
     return {axis: mine.pop() for axis, mine in found.items() if mine}
 
 
+Arrived: TypeAlias = Callable[[], Tensor]
+"""Waits for the result of a collective that was begun."""
+
+
 @dataclass(frozen=True, slots=True)
 class AxisGroups:
     """The frontend's communicator (:mod:`piper_core.frontend.communicator`) on ours: what graphs wait for."""
@@ -76,26 +81,36 @@ class AxisGroups:
         return self.groups[axis].index
 
     def all_reduce(self, x: Tensor, operation: str, axis: str) -> Tensor:
-        total = x.clone()
-        self.communicator.all_reduce(total, self.groups[axis], operation).wait()
-        return total
+        return self.begin_all_reduce(x, operation, axis)()
 
     def all_gather(self, x: Tensor, axis: str) -> Tensor:
-        group = self.groups[axis]
-        every = x.new_empty(len(group.ranks) * x.shape[0], *x.shape[1:])
-        self.communicator.all_gather(every, x, group).wait()
-        return every
+        return self.begin_all_gather(x, axis)()
 
     def reduce_scatter(self, x: Tensor, axis: str) -> Tensor:
-        group = self.groups[axis]
-        part = x.new_empty(x.shape[0] // len(group.ranks), *x.shape[1:])
-        self.communicator.reduce_scatter(part, x, group).wait()
-        return part
+        return self.begin_reduce_scatter(x, axis)()
 
     def all_to_all(self, x: Tensor, arriving: Sequence[int], leaving: Sequence[int], axis: str) -> Tensor:
+        return self.begin_all_to_all(x, arriving, leaving, axis)()
+
+    # --- the same, not waited for ---
+
+    def begin_all_reduce(self, x: Tensor, operation: str, axis: str) -> Arrived:
+        total = x.clone()
+        return _arrived(self.communicator.all_reduce(total, self.groups[axis], operation), total)
+
+    def begin_all_gather(self, x: Tensor, axis: str) -> Arrived:
+        group = self.groups[axis]
+        every = x.new_empty(len(group.ranks) * x.shape[0], *x.shape[1:])
+        return _arrived(self.communicator.all_gather(every, x, group), every, x)
+
+    def begin_reduce_scatter(self, x: Tensor, axis: str) -> Arrived:
+        group = self.groups[axis]
+        part = x.new_empty(x.shape[0] // len(group.ranks), *x.shape[1:])
+        return _arrived(self.communicator.reduce_scatter(part, x, group), part, x)
+
+    def begin_all_to_all(self, x: Tensor, arriving: Sequence[int], leaving: Sequence[int], axis: str) -> Arrived:
         came = x.new_empty(sum(arriving), *x.shape[1:])
-        self.communicator.all_to_all(came, x, arriving, leaving, self.groups[axis]).wait()
-        return came
+        return _arrived(self.communicator.all_to_all(came, x, arriving, leaving, self.groups[axis]), came, x)
 
     def pass_on(self, tensors: Sequence[Tensor], axis: str) -> Callable[[], list[Tensor]]:
         group = self.groups[axis]
@@ -111,3 +126,15 @@ class AxisGroups:
             return came
 
         return arrived
+
+
+def _arrived(work: Work, result: Tensor, *given: Tensor) -> Arrived:
+    """Return what waits for a result; what was ``given`` is held until then, since it may still be read."""
+    held = list(given)
+
+    def wait() -> Tensor:
+        work.wait()
+        held.clear()
+        return result
+
+    return wait
