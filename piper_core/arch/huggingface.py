@@ -33,6 +33,13 @@ def load_architecture(name_or_path: str) -> Architecture:
     if name_or_path.lower().replace("_", "-") in PRESETS:
         return preset(name_or_path)
     path = Path(name_or_path)
+    if not name_or_path.strip():
+        raise ConfigError("the model has no name; give a preset, a config.json or its directory, or file.py:function")
+    if path.suffix == ".py" and not path.is_dir():
+        raise ConfigError(
+            f"model {name_or_path[:200]!r} names a file of Python and no function; give {path.name}:function, which "
+            "returns (model, example inputs)"
+        )
     try:
         if path.is_dir():
             path = path / "config.json"

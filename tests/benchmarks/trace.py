@@ -1,8 +1,9 @@
 """Tracing and running chunk graphs: cold and warm command, eager autograd against chunk graphs. One core.
 
 PIPER_BENCH_COMPILED=1 also compiles (minutes): chunk graphs against eager autograd and against torch.compile.
-PIPER_BENCH_STEPS=1 leaves the commands out. Whoever takes a step keeps its gradients until the next one, and the heap
-keeps what is freed (:mod:`piper_core.frontend.heap`): else a call pays for memory that the call before gave back.
+PIPER_BENCH_STEPS=1 leaves the commands out, PIPER_BENCH_PAIRS sets the number of pairs. Whoever takes a step keeps its
+gradients until the next one, and the heap keeps what is freed (:mod:`piper_core.frontend.heap`): else a call pays for
+memory that the call before gave back.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-PAIRS = 41
+PAIRS = int(os.environ.get("PIPER_BENCH_PAIRS", "41"))
 COMMAND = "import sys\nfrom search.cli import main\nsys.exit(main(['trace', '--model', {model!r}, '--json']))"
 COLD = (("llama9b", 8.0), ("llama3-405b", 15.0), ("deepseek-v3", 15.0))
 WARM_S, MEMORY_BYTES = 0.5, 2e9

@@ -193,6 +193,10 @@ def test_files_that_are_not_there_or_too_large(tmp_path: Path) -> None:
         load_architecture(str(tmp_path))
     with pytest.raises(ConfigError, match="no such file"):
         load_architecture("meta-llama/Llama-3-8B")
+    with pytest.raises(ConfigError, match="has no name"):
+        load_architecture(" ")
+    with pytest.raises(ConfigError, match=r"give model\.py:function"):
+        load_architecture("some/model.py")
     with pytest.raises(ConfigError, match="nearest names"):
         load_architecture("llama3")
     with pytest.raises(ConfigError):
