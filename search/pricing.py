@@ -14,7 +14,7 @@ from profiler.spec import load_cluster
 from profiler.store import load
 from search.calibrate import Calibration
 from search.predict import Prediction, predict_strategy
-from search.profiled import Profiled, by_profile
+from search.profiled import Profiled, price_strategy
 
 DEFAULT_CLUSTER = "p4de"
 
@@ -62,8 +62,7 @@ class Pricing:
         here = self.profile.machine.kind == "cpu"
         on = load_cluster("cpu" if here else strategy.header.cluster or DEFAULT_CLUSTER)
         model = load_architecture(strategy.header.model or "")
-        found = predict_strategy(strategy, on)
-        return by_profile(found, self.profile, model, on, where=f"profile {self.path}")
+        return price_strategy(strategy, self.profile, model, on, where=f"profile {self.path}")
 
     def predict(self, strategy: Strategy) -> Prediction:
         """Price a strategy by the profile and its runs."""

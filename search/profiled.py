@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from piper_core.arch.closed_form import model_chunks
 from piper_core.arch.record import Architecture
 from piper_core.errors import ConfigError
-from piper_core.ir.dag import Dag
+from piper_core.ir.dag import Dag, training_dag
 from piper_core.names import Axis, Collective, NodeKind
-from piper_core.schedule.compile import Compiled
+from piper_core.program.strategy import DEFAULT_SEQ_LEN, Strategy
+from piper_core.schedule.compile import Compiled, compile_program
 from profiler.fingerprint import Machine, machine
 from profiler.record import Profile, Run
 from profiler.residual import Residual
@@ -25,6 +27,7 @@ from search.cost.roofline import RooflineCost
 from search.evaluate import Evaluation, assess
 from search.predict import Prediction
 from search.problem import Problem
+from search.space import Configuration
 
 SAME_MEMORY = 0.1
 """What the memory of a device may differ by from its record: drivers keep some of it."""
@@ -74,6 +77,30 @@ def by_profile(
     """
     dag = in_dtype(found.compiled.dag, profile.dtype_bytes)
     compiled = Compiled(dag, found.compiled.plan)
+    return _priced(found.strategy, compiled, profile, architecture, cluster, where, found.config)
+
+
+def price_strategy(
+    strategy: Strategy, profile: Profile, architecture: Architecture, cluster: Cluster, *, where: str = "the profile"
+) -> Profiled:
+    """Compile a strategy in the dtype of a profile, as a search does, and price it with that.
+
+    Raises:
+        ConfigError: the profile is of another model; DirectiveError: a directive does not apply; PlanError: a plan that
+            would not run.
+    """
+    header = strategy.header
+    model = widened(model_chunks(architecture, header.seq_len or DEFAULT_SEQ_LEN), profile.dtype_bytes)
+    base = training_dag(model, global_batch=header.global_batch, sync=header.sync)
+    compiled = compile_program(strategy.program, base, header.world)
+    return _priced(strategy, compiled, profile, architecture, cluster, where, None)
+
+
+def _priced(
+    strategy: Strategy, compiled: Compiled, profile: Profile, architecture: Architecture, cluster: Cluster, where: str,
+    config: Configuration | None,
+) -> Profiled:  # fmt: skip
+    dag = compiled.dag
     ranks = len({rank for row in compiled.plan.rows for rank in row})
 
     def at(level: Level) -> tuple[Evaluation, ProfiledCost]:
@@ -81,7 +108,7 @@ def by_profile(
             profile, RooflineCost(cluster), architecture, dag.model.seq_len, ranks=ranks,
             gpus_per_node=cluster.gpus_per_node, level=level, where=where,
         )  # fmt: skip
-        batch = found.strategy.header.global_batch or dag.global_batch or max(1, dag.microbatches)
+        batch = strategy.header.global_batch or dag.global_batch or max(1, dag.microbatches)
         made = assess(
             compiled, cost, cluster.device, seq_len=dag.model.seq_len, gpus=ranks, global_batch=batch,
             architecture=architecture,
@@ -90,7 +117,7 @@ def by_profile(
 
     middle, cost = at("middle")
     low, high = at("low")[0].score.step_time_s, at("high")[0].score.step_time_s
-    made = replace(found, score=middle.score, simulation=middle.simulation, memory=middle.memory)
+    made = Prediction(strategy, config, compiled, middle.score, middle.simulation, middle.memory)
     recalibrated = None
     if profile.runs:
         recalibrated = Residual.of(profile.runs).apply(middle.score.step_time_s, features(middle.score))
