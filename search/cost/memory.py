@@ -28,7 +28,7 @@ from piper_core.schedule.plan import CODE
 from profiler.spec import Device
 from search.candidate import Verdict
 from search.cost.price import buckets_of, owned
-from search.cost.software import OWN, Software
+from search.cost.software import BLOCKS, OWN, Software
 from search.simulator.lower import on_compute, row_of, sums
 from search.simulator.run import Simulation
 
@@ -238,6 +238,14 @@ class _Usage:
         replicated = np.asarray([s.replicated for s in saved])[self.dag.nodes.chunk[node]]
         return np.asarray((sharded / self.tensor[node] + replicated / self.sequence[node]) * self.share[node])
 
+    def gathered(self, node: Ints) -> Floats:
+        """Return what compute nodes keep of a gathered input beyond their part of it, where the program keeps it."""
+        if not self.software.keeps_gathered:
+            return np.zeros(len(node))
+        chunks = self.dag.chunks
+        whole = np.asarray([c.hidden_bytes if c.region in (*BLOCKS, Region.HEAD) else 0.0 for c in chunks])
+        return np.asarray(whole[self.dag.nodes.chunk[node]] * (1 - 1 / self.sequence[node]) * self.share[node])
+
     def activations(self) -> None:
         """From F to the end of B; with BI and BW, the stash alone from BI to BW; recomputed ones from R."""
         table = compute_table(self.dag).reshape(5, -1)
@@ -246,7 +254,7 @@ class _Usage:
         table = table[:, have]
         f, b, bi, bw, r = table
         policy = self.dag.nodes.policy[f]
-        saved = self.size(f, "saved")
+        saved = self.size(f, "saved") + self.gathered(f)
         selective, full = self.size(f, "saved_selective"), self.size(f, "saved_full")
         held = np.select(
             [policy == Policy.SELECTIVE, policy == Policy.FULL, policy == Policy.FULL_INNER],

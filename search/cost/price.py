@@ -13,12 +13,16 @@ import numpy as np
 
 from piper_core.ir.dag import Bucket, Dag, Floats, Ints, Policy
 from piper_core.ir.shard_state import Groups
-from piper_core.names import Axis, Collective, NodeKind, Phase, Recompute, Role
+from piper_core.names import Axis, Collective, NodeKind, Phase, Recompute, Region, Role
 from piper_core.passes.gradient_sync import GRAD_BYTES, bucket_ranks, make_buckets
 from search.cost.base import CostModel
-from search.cost.software import OWN, PROJECTIONS, REDUCES, Software
+from search.cost.software import OWN, REDUCES, Software
 
 _Price: TypeAlias = Callable[[int], float]
+_TOLD_APART = (Region.ATTENTION, Region.MLP, Region.HEAD, Region.EMBED)
+"""Regions whose tensor-parallel collectives training programs treat in ways of their own."""
+_LOSS = Collective.ALL_REDUCE
+"""What the head does in F where each rank computes the loss of its part of the vocabulary."""
 
 
 def node_seconds(dag: Dag, cost: CostModel) -> Floats:
@@ -64,7 +68,7 @@ class _Pricer:
             (self.dag.compute, (nodes.chunk, nodes.phase, nodes.splits, nodes.state, nodes.policy), self._compute),
             (
                 inner,
-                (nodes.collective, nodes.axis, nodes.splits, nodes.state, size, self._projections(), nodes.phase),
+                (nodes.collective, nodes.axis, nodes.splits, nodes.state, size, self._region(), nodes.phase),
                 self._inner,
             ),
             (bucket, (nodes.bucket, nodes.collective, size), self._bucket),
@@ -107,13 +111,18 @@ class _Pricer:
         once = self._slowest(i, groups)
         if axis not in (Axis.TENSOR, Axis.SEQUENCE):
             return once
-        region, phase = self.dag.chunks[self.nodes.chunk[i]].region, Phase(int(self.nodes.phase[i]))
-        return once * self.cost.software.exposed(region, phase, Collective(int(self.nodes.collective[i])))
+        chunk, phase = self.dag.chunks[self.nodes.chunk[i]], Phase(int(self.nodes.phase[i]))
+        kind, software = Collective(int(self.nodes.collective[i])), self.cost.software
+        if software.gathers_logits and chunk.region is Region.HEAD and phase is Phase.F and kind is _LOSS:
+            logits = chunk.stash.sharded * float(self.sequences[i]) / state.context_degree
+            return max((self.cost.collective_s(Collective.ALL_GATHER, logits, ranks) for ranks in groups), default=0.0)
+        return once * software.exposed(chunk.region, phase, kind)
 
-    def _projections(self) -> Ints:
-        """Return how many column-parallel modules each node's region may have, shape (n,)."""
-        modules = np.asarray([PROJECTIONS.get(chunk.region, 1) for chunk in self.dag.chunks], np.int32)
-        return np.asarray(modules[self.nodes.chunk])
+    def _region(self) -> Ints:
+        """Return which of ``_TOLD_APART`` each node is of, or their number, shape (n,)."""
+        places = {region: i for i, region in enumerate(_TOLD_APART)}
+        place = np.asarray([places.get(chunk.region, len(places)) for chunk in self.dag.chunks], np.int32)
+        return np.asarray(place[self.nodes.chunk])
 
     def _bucket(self, i: int) -> float:
         bucket = self.dag.buckets[self.nodes.bucket[i]]
@@ -170,9 +179,15 @@ class _Pricer:
 
         seconds[sends] = _once(sends, (nodes.group, peer, nodes.splits, nodes.state, size), price)
         seconds[recvs] = seconds[sends]
-        if self.cost.software.message_hold_s:
+        software = self.cost.software
+        if software.message_hold_s or software.blocks_messages:
             into = np.flatnonzero(nodes.kind[edges.dst] == NodeKind.SEND)
-            np.add.at(seconds, edges.src[into], self.cost.software.message_hold_s)
+            held = seconds[edges.dst[into]] if software.blocks_messages else 0.0
+            np.add.at(seconds, edges.src[into], held + software.message_hold_s)
+        if software.blocks_messages:
+            out = np.flatnonzero(nodes.kind[edges.src] == NodeKind.RECV)
+            received, first = np.unique(edges.src[out], return_index=True)
+            np.add.at(seconds, edges.dst[out[first]], seconds[received])
 
 
 def _once(index: Ints, columns: Sequence[Ints], price: _Price) -> Floats:

@@ -12,7 +12,7 @@ from typing import assert_never
 
 from piper_core.arch.chunk import Chunk, Matmul, Work
 from piper_core.errors import ConfigError
-from piper_core.names import Collective, Phase, Recompute
+from piper_core.names import Collective, Phase, Recompute, Region
 from profiler.spec import Cluster
 from search.cost.base import OVERLAP_SLOWDOWN
 from search.cost.collective import GroupShape, collective_seconds, group_shape, send_seconds
@@ -29,6 +29,9 @@ VISIBLE_LAUNCH = 0.045
 UPDATE_BYTES = 30
 """Traffic of Adam on one parameter: gradient, master weight and two moments read in 4 bytes, the last three
 written, and the 2-byte weight written."""
+WHOLE_LOGITS = 1.5
+"""Traffic of a loss over gathered logits against one over a rank's own part, for each logit: parts are gathered, joined
+and widened, and the largest is looked for as well (48 bytes, not 32)."""
 ACTIVATION_BYTES = 2
 ACCUMULATE_BYTES = 8
 
@@ -112,7 +115,8 @@ class RooflineCost:
         key = (id(work), backward, sequences, tensor, sequence_parallel, context, expert)
         known = self._compute.get(key)
         if known is None:
-            seconds = self._work_s(work, backward, sequences, tensor, sequence_parallel, context, expert)
+            whole = self._software.gathers_logits and chunk.region is Region.HEAD and tensor > 1
+            seconds = self._work_s(work, backward, sequences, tensor, sequence_parallel, context, expert, whole)
             known = self._compute[key] = (seconds, work)
         return known[0]
 
@@ -155,8 +159,9 @@ class RooflineCost:
         sequence_parallel: bool,
         context: int,
         expert: int,
+        whole: bool,
     ) -> float:
-        """Time of one phase's kernels, one after another."""
+        """Time of one phase's kernels, one after another; ``whole``: a loss over the logits of all ranks."""
         if sequences <= 0 or min(tensor, context, expert) < 1:
             raise ConfigError(
                 f"sequences must be positive and degrees at least 1, found {sequences} sequences, tensor "
@@ -171,7 +176,9 @@ class RooflineCost:
             rate = device.matmul_flops * device.matmul_efficiency
             moved = work.weight_bytes / tensor / self._bytes_per_s
             products = max(work.matmul_flops * tokens / tensor / rate, moved)
-        moved = (work.memory_bytes / tensor + work.replicated_bytes / replicas) * tokens
+        moved = (
+            work.memory_bytes * (WHOLE_LOGITS if whole else 1 / tensor) + work.replicated_bytes / replicas
+        ) * tokens
         traffic = moved / (device.memory_bytes_per_s * device.elementwise_efficiency)
         total = products + self._attention_s(work, tokens / tensor, backward) + traffic
         return max(total + work.kernels * VISIBLE_LAUNCH * device.launch_s, work.kernels * device.launch_s)

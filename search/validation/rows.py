@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from piper_core.arch.chunk import AttentionKernel
+from piper_core.arch.chunk import AttentionKernel, Fusion
 from piper_core.arch.record import Architecture
 from piper_core.errors import ConfigError
 from piper_core.names import Sync
@@ -154,10 +154,23 @@ def _schedule(row: Row) -> tuple[str, Sync]:
 
 
 def _layers(row: Row, layers: int, stages: int) -> tuple[int, ...] | str:
+    if "AA scaling" in _text(row, "framework") and stages > 1:
+        return _modules(layers, stages)
     if "first & last stage hold one transformer layer fewer" not in _text(row, "notes"):
         return "even"
     each = (layers + 2) // stages
     return (each - 1, *(each,) * (stages - 2), each - 1)
+
+
+def _modules(layers: int, stages: int) -> tuple[int, ...]:
+    """Return layers per stage where stages hold equally many modules: embedding, layers, norm, head (``SCALING``)."""
+    each, more = divmod(layers + 3, stages)
+    held = [each + (stage < more) for stage in range(stages)]
+    held[0] -= 1
+    held[-1] -= 2
+    if min(held) < 0:
+        raise NotExpressedError(f"{layers + 3} modules on {stages} stages: norm and head are apart there")
+    return tuple(held)
 
 
 _HAGEMANN: dict[str, AttentionKernel] = {
@@ -166,6 +179,10 @@ _HAGEMANN: dict[str, AttentionKernel] = {
     "fused": "unfused",
     "torch": "eager",
 }
+
+_WRITTEN = ("unfused", "eager")
+"""Kernels that write scores, of a program older than the published one, which has no fused softmax: dropout is taken
+as on there, since time and memory of those runs are as if it were."""
 
 
 def _kernels(row: Row, architecture: Architecture) -> Kernels:
@@ -179,7 +196,8 @@ def _kernels(row: Row, architecture: Architecture) -> Kernels:
         if name not in _HAGEMANN:
             raise NotExpressedError(f"kernel {name[:40]!r} is not known here")
         attention = _HAGEMANN[name]
-        return Kernels(attention, "fused" if more == ["RMS kernel"] else "unfused", "unfused", dropout=True)
+        norm: Fusion = "fused" if more == ["RMS kernel"] else "unfused"
+        return Kernels(attention, norm, "unfused", dropout=attention in _WRITTEN)
     flash = _text(row, "attention") == "flash"
     if "Composer" in framework:
         return Kernels("triton", loss="half")
@@ -205,6 +223,12 @@ def _bucket(row: Row) -> int | None:
     )
 
 
+SCALING = Software(gradient_bytes=2, separate_gate=True, keeps_gathered=True, gathers_logits=True, blocks_messages=True)
+"""Aleph-Alpha/scaling as published in 2024, src/scaling: ParallelSwiGLUMLP has two column-parallel modules, attention
+one (``attention_qkv_in_one``); RMSNorm gathers sequence-parallel parts, and autograd keeps them; TransformerLMHead
+joins the logits of all ranks, and CrossEntropyLoss widens them; PipeCommunicator waits for ``send`` and ``recv``;
+``pipe_partition_method`` is uniform over modules; dropout is 0. Its runs are of 2023, and their settings beyond those
+printed were not published: these are the defaults."""
 HOLD_S = 5e-4
 """What a pipeline message of Megatron costs compute: the device is synchronised after it, and idles until Python goes
 on (the zero-bubble paper, arXiv 2401.10241, table 9, profiles 0.4 to 0.8 ms a message)."""
@@ -214,7 +238,7 @@ def _software(row: Row) -> Software:
     """Return the habits of the training program, as its source describes them."""
     framework, dtype = _text(row, "framework"), _text(row, "dtype")
     if "AA scaling" in framework:
-        return Software(gradient_bytes=2, separate_projections=True, gathers_logits=True)
+        return SCALING
     if "InternEvo" in framework:
         group = re.search(r"zero1 group=(\d+)", _text(row, "notes"))
         return Software(gradient_bytes=2, shard_group=int(group[1]) if group else 0)
