@@ -17,6 +17,7 @@ from search.candidate import Score
 from search.cost.base import CostModel
 from search.cost.memory import USABLE
 from search.cost.roofline import RooflineCost
+from search.direct.score import Direct
 from search.evaluate import evaluate
 from search.generators.recipe import program_of
 from search.list_order import list_grid
@@ -31,7 +32,7 @@ LONG = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A configuration that was built, verified and simulated."""
+    """A configuration that was simulated."""
 
     config: Configuration
     layers_per_stage: tuple[int, ...]
@@ -68,6 +69,7 @@ class Problem:
         device = self.cluster.device
         self.bounds = Bounds(self.costs, cost, device.context_bytes, USABLE * device.memory_bytes)
         self.base = training_dag(model, global_batch=self.global_batch)
+        self.direct = Direct(self.architecture, model, self.cluster, cost, self.bounds)
 
     def bucket_mib(self, config: Configuration) -> int:
         """Return the bucket size of a configuration (0: one bucket a stage)."""
@@ -86,9 +88,36 @@ class Problem:
         return compile_program(program, self.base, mesh)
 
     def score(self, config: Configuration) -> Score:
-        """Build, verify and simulate a configuration; a long one of a large model by two with fewer microbatches."""
+        """Simulate a configuration: directly where that says the same as :meth:`confirmed`, which is far slower.
+
+        Raises:
+            DirectiveError, PlanError, InfeasibleError: it does not apply, would not run, or cannot be ordered.
+        """
+        return self.direct.score(config) if self.direct.covers(config) else self._slow(config)
+
+    def confirmed(self, config: Configuration) -> Score:
+        """Score a configuration whose program was applied, and whose plan was proved to run; of a long step of a large
+        model the proof is of one with fewer microbatches.
+
+        Raises:
+            DirectiveError, PlanError, InfeasibleError: as :meth:`score`.
+        """
+        shorter = self._shorter(config)
+        if shorter is None or not self.direct.covers(config):
+            return self._slow(config)
+        base = replace(self.base, global_batch=config.dp * config.micro_batch * shorter[0])
+        program, mesh, _ = self.program(replace(config, num_microbatches=shorter[0]))
+        compile_program(program, base, mesh)
+        return self.direct.score(config)
+
+    def _shorter(self, config: Configuration) -> tuple[int, int] | None:
+        """Return two numbers of microbatches that stand for a long step of a large model, None for other steps."""
         long = config.order == "family" and config.num_microbatches * len(self.model.chunks) >= LONG
-        shorter = rounds(config) if long else None
+        return rounds(config) if long else None
+
+    def _slow(self, config: Configuration) -> Score:
+        """Build, verify and simulate a configuration; a long one of a large model by two with fewer microbatches."""
+        shorter = self._shorter(config)
         if shorter is None:
             return self._score(config, self.base)
 
