@@ -26,7 +26,7 @@ from piper_core.models.stage import Part
 from piper_core.names import Phase, Recompute, Region
 from piper_core.runtime.graphs import Macros, Unit
 from piper_core.runtime.tables import constant_names
-from profiler.measure.alone import Alone
+from profiler.measure.alone import groups_alone
 from profiler.record import Site, shared
 
 PHASES = (
@@ -108,7 +108,7 @@ class Layers:
 
     def inside(self) -> AbstractContextManager[None]:
         """Return the context in which calls run."""
-        return communicating(Alone(self.degrees))
+        return communicating(groups_alone(self.degrees))
 
     @cached_property
     def values(self) -> dict[str, Tensor]:
