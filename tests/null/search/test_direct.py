@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from functools import cache
-from math import isclose
 from random import Random
 from typing import Any
 
@@ -27,6 +26,7 @@ from search.evaluate import Evaluation, assess
 from search.problem import Problem
 from search.simulator.lower import action_seconds
 from search.space import BUCKETS, CUTS, OUTERS, PREFETCHES, STREAMS, Configuration, Space
+from tests.null.search.alike import differences
 
 SEQ_LEN, BATCH = 512, 48
 MODELS = {
@@ -98,18 +98,6 @@ def long_way(problem: Problem, config: Configuration) -> tuple[Compiled, Evaluat
         compiled, problem.cost, problem.cluster.device, seq_len=problem.seq_len, gpus=problem.gpus,
         global_batch=problem.global_batch, architecture=problem.architecture,
     )  # fmt: skip
-
-
-def differences(a: Any, b: Any, where: str = "") -> list[str]:
-    """Return where two records differ by more than rounding."""
-    if isinstance(a, dict):
-        return [text for key in {**a, **b} for text in differences(a.get(key), b.get(key), f"{where}.{key}")]
-    if isinstance(a, tuple | list):
-        if len(a) != len(b):
-            return [f"{where}: {len(a)} and {len(b)}"]
-        return [text for i, pair in enumerate(zip(a, b, strict=True)) for text in differences(*pair, f"{where}[{i}]")]
-    same = isclose(a, b, rel_tol=1e-12, abs_tol=1e-15) if isinstance(a, float) and isinstance(b, float) else a == b
-    return [] if same else [f"{where}: {a} and {b}"]
 
 
 @pytest.mark.parametrize("name", MODELS)
