@@ -22,8 +22,9 @@ from search.request import Kernels, Request
 Row = Mapping[str, str]
 GIGABIT = 1e9 / 8
 GPT2_PADDED, SENTENCEPIECE = 50_304, 32_000
-"""Vocabularies where none is published: GPT-2's, padded as Megatron does for one rank; of the zero-bubble runs, the
-one that makes 14.6 and 28.3 billion parameters of the shapes so called."""
+"""Vocabularies where none is published: GPT-2's, padded as Megatron does for one rank; of the zero-bubble runs, whose
+examples/pretrain_zero_bubble.sh names a SentencePiece tokenizer, the size that makes 14.6 and 28.3 billion parameters
+of the shapes that arXiv 2401.10241 calls so."""
 
 
 class NotExpressedError(ConfigError):
@@ -202,6 +203,7 @@ def _kernels(row: Row, architecture: Architecture) -> Kernels:
     if "Composer" in framework:
         return Kernels("triton", loss="half")
     if architecture.gated:
+        # InternEvo's norms are of fp32 tensors, and run again in the backward (``dropout_selective_checkpoint``)
         eager = "InternEvo" in framework or ("torchtitan" in framework and "compile" not in framework)
         return Kernels("flash2" if flash else "unfused", "unfused" if eager else "fused")
     return Kernels("flash2" if flash else "unfused", dropout=True)
@@ -240,8 +242,9 @@ def _software(row: Row) -> Software:
     if "AA scaling" in framework:
         return SCALING
     if "InternEvo" in framework:
+        # its HybridZeroOptimizer reduces gradients everywhere, whatever shares the optimiser's state
         group = re.search(r"zero1 group=(\d+)", _text(row, "notes"))
-        return Software(gradient_bytes=2, shard_group=int(group[1]) if group else 0)
+        return Software(gradient_bytes=2, shard_group=int(group[1]) if group else _count(row, "dp"))
     if "DeepSpeed" in framework:
         return Software(gradient_bytes=2, message_hold_s=HOLD_S if "Megatron" in framework else 0.0)
     if "Megatron" in framework:
