@@ -11,6 +11,7 @@ from profiler import console
 from profiler.spec import Cluster
 from search.pricing import Pricing
 from search.profiled import local_profile, threads_of
+from search.space import divisors
 
 NONE, AUTO = "none", "auto"
 AUTO_BUDGET_S = 60.0
@@ -57,8 +58,9 @@ def _take(
     from profiler.take import measured
 
     sequences, seq_len = batch
-    most = min(sequences, MOST_SEQUENCES)
+    sizes = [b for b in divisors(sequences) if b <= MOST_SEQUENCES]
+    few = tuple(sorted({1, sizes[len(sizes) // 2], sizes[-1]}))
     return measured(
-        architecture, "cpu", seq_len=seq_len, ranks=ranks, micro_batch=tuple(sorted({1, max(1, most // 4), most})),
+        architecture, "cpu", seq_len=seq_len, ranks=ranks, micro_batch=few,
         threads=threads_of(ranks), budget_s=AUTO_BUDGET_S, hidden=hidden or console.plain(sys.stderr),
     )  # fmt: skip
