@@ -123,9 +123,9 @@ class Draft:
             phase, stage = Phase(int(order.phase[mine[0]])), int(order.stage[mine[0]])
             found = self.table.sets[phase][int(variant[mine[0]])].opened[stage]
             assert found is not None
-            for u, v in found.edges:
-                self.link(base[mine] + u, base[mine] + v)
-            low, high = self.step.stages.ends[stage], self.step.stages.ends[stage + 1]
-            forward = order.find[Phase.F, stage, order.microbatch[mine]]
-            for chunk, piece in (*((low + c, p) for c, p in found.saved), *((high - 1, p) for p in found.kept)):
-                self.link(base[forward] + self.table.forward[variant[forward], chunk], base[mine] + piece)
+            mine_first = base[mine][:, None]
+            self.link(*((mine_first + found.edges[:, side]).ravel() for side in (0, 1)))
+            if len(found.saved):
+                forward, chunk = order.find[Phase.F, stage, order.microbatch[mine]], found.saved[:, 0]
+                kept = self.table.forward[variant[forward][:, None], chunk + self.step.stages.ends[stage]]
+                self.link((base[forward][:, None] + kept).ravel(), (mine_first + found.saved[:, 1]).ravel())

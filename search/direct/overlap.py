@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
+import numpy as np
+
+from piper_core.ir.dag import Ints
 from piper_core.names import Phase
 
 
@@ -36,16 +39,15 @@ class StageNodes:
 @dataclass(frozen=True, slots=True)
 class Opened:
     """The pieces of a macro action: ``piece`` of each node, ``talk`` of each piece the node that it is (-1: compute);
-    the pieces that take what comes in and make what goes out; ``edges`` between pieces; ``saved`` (chunk, piece) is
-    what the forward of a chunk keeps for a piece beside compute, ``kept`` such pieces of a recompute."""
+    the pieces that take what comes in and make what goes out; ``edges`` (n, 2) between pieces of which one is beside
+    compute; ``saved`` (n, 2) are a chunk and a piece beside compute for which its forward keeps something."""
 
     piece: tuple[int, ...]
     talk: tuple[int, ...]
     enter: int
     exit: int
-    edges: tuple[tuple[int, int], ...]
-    saved: tuple[tuple[int, int], ...]
-    kept: tuple[int, ...]
+    edges: Ints
+    saved: Ints
 
 
 def opened(stage: StageNodes) -> Opened:
@@ -68,13 +70,17 @@ def opened(stage: StageNodes) -> Opened:
         saved.append((ends, chains[ends][0]))
     piece, talk = _pieces(stage, _inner_order(stage, edges))
     into, out = (chains[0][0], chains[ends][-1]) if forward else (chains[ends][0], chains[0][-1])
-    beside = [p for p, node in enumerate(talk) if node >= 0]
+    beside = {p for p, node in enumerate(talk) if node >= 0}
+    kept = [(ends, p) for p in beside if stage.again[talk[p]]]  # a plan says of whole forwards what a recompute needs
     return Opened(
         tuple(piece), tuple(talk), piece[into], piece[out],
-        tuple(sorted({(piece[u], piece[v]) for u, v in edges if piece[u] != piece[v]})),
-        tuple((chunk, piece[node]) for chunk, node in saved if piece[node] in beside),
-        tuple(p for p in beside if stage.again[talk[p]]),
+        _table({(piece[u], piece[v]) for u, v in edges if piece[u] != piece[v] and {piece[u], piece[v]} & beside}),
+        _table([(chunk, piece[node]) for chunk, node in saved if piece[node] in beside] + kept),
     )  # fmt: skip
+
+
+def _table(pairs: Iterable[tuple[int, int]]) -> Ints:
+    return np.asarray(sorted(pairs), np.int64).reshape(-1, 2)
 
 
 def _chains(stage: StageNodes, *, again: bool) -> dict[int, list[int]]:

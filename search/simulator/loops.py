@@ -28,6 +28,7 @@ class Loops(NamedTuple):
     sort: Callable[..., int]
     longest_path: Callable[..., None]
     contended: Callable[..., None]
+    exposed: Callable[..., None]
 
 
 def pick(transactions: int) -> Loops:
@@ -39,14 +40,14 @@ def pick(transactions: int) -> Loops:
             _compiled = _compile(cache=True)
         except RuntimeError:  # no folder that numba may keep them in: this process compiles them for itself
             _compiled = _compile(cache=False)
-    return _compiled or Loops(False, sort, longest_path, contended)
+    return _compiled or Loops(False, sort, longest_path, contended, exposed)
 
 
 def _compile(*, cache: bool) -> Loops:
     from numba import njit
 
     make = njit(cache=cache)
-    return Loops(True, make(sort), make(longest_path), make(contended))
+    return Loops(True, make(sort), make(longest_path), make(contended), make(exposed))
 
 
 def _on_disk() -> bool:
@@ -83,6 +84,24 @@ def longest_path(duration: Any, first: Any, targets: Any, begin: Any, finish: An
         for k in range(first[t], first[t + 1]):
             if ended > begin[targets[k]]:
                 begin[targets[k]] = ended
+
+
+def exposed(
+    floor: Any, until: Any, cause: Any, row: Any, comm: Any, started: Any, causes: Any, kinds: int, found: Any
+) -> None:
+    """Add up the seconds in which compute waits for communication, by row and kind.
+
+    Of each idle time: from when (``floor``) until when, the transaction that ended it (``cause``, -1: none), the row.
+    Of each transaction: what communication it is (-1: none), when it started, and what it waited for last (``causes``).
+    """
+    for i in range(len(floor)):
+        since, to, t = floor[i], until[i], cause[i]
+        while t >= 0 and to > since and comm[t] >= 0:
+            began = max(since, started[t])
+            if to > began:
+                found[row[i] * kinds + comm[t]] += to - began
+            to = began
+            t = causes[t]
 
 
 def contended(

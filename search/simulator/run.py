@@ -11,6 +11,7 @@ from piper_core.ir.dag import Floats, Ints
 from piper_core.ir.timeline import Event, Lane, Timeline
 from piper_core.names import Sync
 from piper_core.schedule.plan import KINDS, Plan, StreamKind
+from search.simulator.loops import pick
 from search.simulator.lower import (
     COMM_KINDS,
     ActionSeconds,
@@ -63,11 +64,9 @@ class Simulation:
         that it waited for last counts, as far as it ran in that time; the rest is bubble (waiting for other rows'
         compute).
         """
-        plan, of = self.plan, self.lowered.of
-        exposed = self.seconds.inner.copy()
+        plan, loops = self.plan, pick(0)
         before = _Reasons(self)
-        first = before.member
-        comm, started = self.seconds.comm[first].tolist(), self.late_start_s[first].tolist()
+        floors, ends, indices = [np.zeros(0)], [np.zeros(0)], [np.zeros(0, np.int64)]
         for s, stream in enumerate(plan.streams):
             low, high = int(plan.start[s]), int(plan.start[s + 1])
             if stream.kind is not StreamKind.COMPUTE or low == high:
@@ -75,15 +74,22 @@ class Simulation:
             start = self.late_start_s[low:high]
             since = np.concatenate([self.previous_end_s[high - 1 : high], self.late_end_s[low : high - 1]])
             idle = np.flatnonzero(start > since + 1e-12)
-            found = [0.0] * len(COMM_KINDS)
-            causes = before.of(of[low:high][idle])
-            for floor, until, cause in zip(since[idle].tolist(), start[idle].tolist(), causes, strict=True):
-                while cause >= 0 and until > floor and (kind := comm[cause]) >= 0:
-                    began = max(floor, started[cause])
-                    found[kind] += max(0.0, until - began)
-                    until, cause = began, before.cause[cause]
-            exposed[stream.row] += found
-        return exposed
+            floors.append(since[idle])
+            ends.append(start[idle])
+            indices.append(low + idle)
+        index = np.concatenate(indices)
+        columns = (
+            np.concatenate(floors), np.concatenate(ends), before.cause[self.lowered.of[index]], row_of(plan)[index],
+            self.seconds.comm[before.member], self.late_start_s[before.member], before.cause,
+        )  # fmt: skip
+        found = np.zeros(self.seconds.inner.size)
+        if loops.compiled:
+            loops.exposed(*columns, len(COMM_KINDS), found)
+        else:
+            listed = found.tolist()
+            loops.exposed(*(column.tolist() for column in columns), len(COMM_KINDS), listed)
+            found = np.asarray(listed)
+        return self.seconds.inner + found.reshape(self.seconds.inner.shape)
 
     def exposed_communication_s(self) -> dict[str, float]:
         """Return the exposed seconds by kind of communication, mean over rows."""
@@ -101,7 +107,7 @@ class Simulation:
             return []
         before = _Reasons(self, first=True)
         path = [int(self.lowered.of[int(np.argmax(self.end_s))])]
-        while (cause := before.cause[path[-1]]) >= 0:
+        while (cause := int(before.cause[path[-1]])) >= 0:
             path.append(cause)
         rows = row_of(plan)
         members = [before.member[t] for t in reversed(path)]
@@ -140,12 +146,7 @@ class _Reasons:
         last = np.flatnonzero(ends[self.member][source] == starts[self.member][lowered.targets])[::-1]
         cause = np.full(len(lowered), -1, np.int32)
         cause[lowered.targets[last]] = source[last]  # of several, the first
-        self._causes = cause
-        self.cause: list[int] = cause.tolist()
-
-    def of(self, transactions: Ints) -> list[int]:
-        found: list[int] = self._causes[transactions].tolist()
-        return found
+        self.cause: Ints = cause
 
 
 def simulate(
