@@ -5,10 +5,11 @@ files                 what they hold
 ====================  ==================================================================================================
 communicator          the protocol by which a rank talks to others: messages by channel, collectives by group, handles
 local                 virtual ranks: many ranks in one process, rendezvous semantics, deadlocks named
-gloo, nccl            the same protocol on ``torch.distributed`` processes
+gloo, nccl            the same protocol on ``torch.distributed`` processes; ``process_group`` is what they share
 groups                which groups a rank is in; how collectives inside graphs reach them
 model                 where graphs, initial weights and buffers of one rank come from
-graphs, quick         one callable for each macro action: graphs of its chunks joined, gradients added in place
+graphs, quick         one callable for each macro action: graphs of its chunks joined, gradients added in place;
+                      ``overlap`` begins collectives inside early and waits for them late
 tables                what each row runs, reads and makes, in one list of steps, from the compiled DAG and plan
 lowering              what all ranks of a program in one process share
 buffers, storage      flat buckets: parameters, gradients and shards of ZeRO-0 to 3; those of one rank

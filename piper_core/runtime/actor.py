@@ -116,9 +116,12 @@ class Worker:
     def _build(self, job: Job, threads: int) -> None:
         import torch
 
+        from piper_core.frontend.heap import keep_heap
         from piper_core.runtime.lowering import Lowering
 
         torch.set_num_threads(threads)
+        if job.device == "cpu":
+            keep_heap()
         self._job = job
         self._at = lambda: "making graphs"
         self._lowering = Lowering(job.compiled, job.source)

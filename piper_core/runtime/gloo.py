@@ -8,9 +8,6 @@ for that, so that what was sent is let go of as soon as it may.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import timedelta
 from queue import SimpleQueue
 
 import torch
@@ -19,17 +16,7 @@ from torch import Tensor
 from torch._C import _distributed_c10d as c10d  # the options of collectives that have had several names
 
 from piper_core.runtime.communicator import Group, Work
-
-_OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
-
-
-@dataclass(frozen=True, slots=True)
-class GlooGroup:
-    """Members and their process group."""
-
-    ranks: tuple[int, ...]
-    index: int
-    handle: dist.ProcessGroup
+from piper_core.runtime.process_group import ProcessCommunicator, handle, started
 
 
 class _Sent:
@@ -72,28 +59,15 @@ class _Scattered:
             torch.sum(self._parts.pop().view(-1, self._out.numel()), 0, out=self._out.view(-1))
 
 
-class GlooCommunicator:
-    """One process's communicator. ``torch.distributed`` is set up before it is made, and ended after :meth:`close`.
+class GlooCommunicator(ProcessCommunicator):
+    """One process's communicator on CPU. ``torch.distributed`` ends after :meth:`close`."""
 
-    Groups are made by all of their members, in one order for every two of them; see :meth:`prepare`.
-    """
+    backend = "gloo"
 
     def __init__(self, timeout_s: float = 300.0) -> None:
-        self.rank = dist.get_rank()
-        self._timeout = timedelta(seconds=timeout_s)
-        self._groups: dict[tuple[tuple[int, ...], str], GlooGroup] = {}
+        super().__init__(timeout_s)
         self._lines: dict[tuple[int, int], SimpleQueue[_Sent | None]] = {}
         self._threads: list[threading.Thread] = []
-
-    def group(self, ranks: tuple[int, ...], label: str) -> Group:
-        if (ranks, label) not in self._groups:
-            handle = dist.new_group(
-                list(ranks), timeout=self._timeout, backend="gloo", use_local_synchronization=True,
-                group_desc=f"{label}-{'-'.join(map(str, ranks))}",
-            )  # fmt: skip
-            assert isinstance(handle, dist.ProcessGroup)
-            self._groups[ranks, label] = GlooGroup(ranks, ranks.index(self.rank), handle)
-        return self._groups[ranks, label]
 
     def send(self, tensor: Tensor, peer: int, channel: int) -> Work:
         work = dist.isend(tensor, peer, tag=channel)
@@ -117,26 +91,15 @@ class GlooCommunicator:
         self._threads.append(thread)
 
     def recv(self, tensor: Tensor, peer: int, channel: int) -> Work:
-        return _started(dist.irecv(tensor, peer, tag=channel))
-
-    def all_reduce(self, tensor: Tensor, group: Group, operation: str = "sum") -> Work:
-        return _started(dist.all_reduce(tensor, _OPERATIONS[operation], _handle(group), async_op=True))
+        return started(dist.irecv(tensor, peer, tag=channel))
 
     def all_gather(self, out: Tensor, part: Tensor, group: Group) -> Work:
-        return _started(_handle(group)._allgather_base(out, part, c10d.AllgatherOptions()))
+        return started(handle(group)._allgather_base(out, part, c10d.AllgatherOptions()))
 
     def reduce_scatter(self, out: Tensor, whole: Tensor, group: Group) -> Work:
         """Exchange parts and add them up here: gloo's own reduces everything everywhere, and takes twice as long."""
         parts = torch.empty_like(whole)
-        return _Scattered(
-            _started(dist.all_to_all_single(parts, whole, group=_handle(group), async_op=True)), parts, out
-        )
-
-    def all_to_all(
-        self, out: Tensor, given: Tensor, arriving: Sequence[int], leaving: Sequence[int], group: Group
-    ) -> Work:
-        work = dist.all_to_all_single(out, given, list(arriving), list(leaving), _handle(group), async_op=True)
-        return _started(work)
+        return _Scattered(started(dist.all_to_all_single(parts, whole, group=handle(group), async_op=True)), parts, out)
 
     def close(self) -> None:
         """End the channels' threads, having waited for what was sent."""
@@ -146,13 +109,3 @@ class GlooCommunicator:
             thread.join()
         self._lines.clear()
         self._threads.clear()
-
-
-def _handle(group: Group) -> dist.ProcessGroup:
-    assert isinstance(group, GlooGroup)
-    return group.handle
-
-
-def _started(work: Work | None) -> Work:
-    assert work is not None
-    return work

@@ -16,6 +16,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from piper_core.frontend.capture import Boxed, boxed
 from piper_core.frontend.cut import ChunkGraph, Cut, reach, root, tensors
+from piper_core.frontend.placed import settle
 from piper_core.frontend.recompute import kept
 from piper_core.ir.dag import Policy
 from piper_core.names import Phase, Recompute
@@ -55,9 +56,9 @@ class Macro:
 class Macros:
     """The macro actions of one cut, each made once."""
 
-    def __init__(self, cut: Cut, *, fuse: bool = True) -> None:
+    def __init__(self, cut: Cut, *, fuse: bool = True, device: torch.device | str = "cpu") -> None:
         """``fuse``: let products add to gradient buffers, which must then be of the products' dtype."""
-        self.cut, self._fuse = cut, fuse
+        self.cut, self._fuse, self._device = cut, fuse, torch.device(device)
         self._made: dict[tuple[object, ...], Macro] = {}
         self._drafts: dict[Spec, ChunkGraph] = {}
         self._graphs: dict[Unit, ChunkGraph] = {}
@@ -131,6 +132,7 @@ class Macros:
             chunk = ChunkGraph(chunk.phase, spread(chunk.calls, unit_of), (*stay, *vary), chunk.outputs)
             graph = chunk.graph()
             _add_in_place(graph, chunk, gradients, every, fuse=self._fuse)
+            settle(graph, self._device)
             quicken(graph)
             split(graph)
             module = GraphModule(self.cut.joint.module, graph, f"Macro{spec[0].phase.name}")

@@ -36,7 +36,7 @@ class Lowering:
         joint = source.cut.joint
         if len(joint.outputs) != 1 or len(joint.tangents) != 1 or tensors(joint.outputs[0])[0].dim():
             raise ConfigError("a model that trains returns its loss, one scalar")
-        self.macros = Macros(source.cut, fuse=source.dtype in (torch.float32, torch.float64))
+        self.macros = Macros(source.cut, fuse=source.dtype in (torch.float32, torch.float64), device=source.device)
         self.loss, self.tangent = joint.outputs[0].name, joint.tangents[0]
         counts = routed_counts(source.cut)
         biased = {name for name in joint.buffers.values() if name.endswith("router.bias")}

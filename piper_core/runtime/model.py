@@ -45,6 +45,9 @@ class ModelSource(Protocol):
     def dtype(self) -> torch.dtype: ...
 
     @property
+    def device(self) -> str: ...
+
+    @property
     def cut(self) -> Cut: ...
 
     def stage(self, chunks: Sequence[Chunk], place: Place) -> StageModule:
@@ -124,6 +127,10 @@ class ModuleSource:
     @property
     def dtype(self) -> torch.dtype:
         return next(self.module.parameters()).dtype
+
+    @property
+    def device(self) -> str:
+        return next(self.module.parameters()).device.type
 
     @cached_property
     def _names(self) -> Mapping[str, str]:

@@ -118,7 +118,7 @@ class RankProgram:
                     outputs.append(node)
             prelude = reach(Phase.NONE, outputs, calls.__contains__)
             with torch.no_grad():
-                call = boxed(prelude.module(cut.joint.module))
+                call = boxed(prelude.module(cut.joint.module, device=self.lowering.source.device))
                 values = call([made[node.name] for node in prelude.inputs])
             made |= dict(zip((node.name for node in prelude.outputs), values, strict=True))
             for bucket in storage.buckets.values():

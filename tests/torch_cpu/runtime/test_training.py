@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -72,6 +73,34 @@ def test_zero_3_holds_few_buckets_whole() -> None:
     on_virtual_ranks(case, Training(SGD(0.1)), torch.float32, 2, see)
     assert len(seen) == case.ranks
     assert max(seen) < 0.4
+
+
+@pytest.mark.parametrize(("schedule", "v"), [("1f1b", 1), ("zbv", 2)])
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_zero_3_in_a_pipeline_gathers_what_a_chunk_reads_and_the_one_ahead(
+    schedule: str, v: int, prefetch: int
+) -> None:
+    """At no time of a step more, however many microbatches and buckets; the largest chunk lies in three of them."""
+    case = Case(replace(LLAMA, layers=8), schedule, pp=2, v=v, m=4, dp=2, zero=3, prefetch=prefetch)
+    shared, (batch,) = lowering(case, torch.float32), batches(case, 1)
+
+    def most(mine: LocalCommunicator) -> tuple[float, int]:
+        program, found = RankProgram(shared, mine.rank, mine, Training(SGD(0.1))), [0]
+
+        def around(calls: Sequence[Callable[[], object]]) -> None:
+            for call in calls:
+                call()
+                held = (taken for queue in program.sync._gathered.values() for _, taken in queue)
+                found.append(sum(flat.nbytes for taken in held for _, flat, _ in taken))
+
+        program.run(program.slices(*batch), around)
+        assert found[-1] == 0
+        sizes = [sum(run.flat_nbytes for run in bucket.runs) for bucket in program.sync.buckets.values()]
+        return max(found) / max(sizes), len(sizes)
+
+    for ratio, buckets in LocalWorld(case.ranks).run(most):
+        assert buckets > 10
+        assert 1 < ratio <= 3 + prefetch
 
 
 class Residual(nn.Module):
