@@ -180,8 +180,8 @@ def boxed(module: GraphModule) -> Boxed:
     return call
 
 
-def inductor(module: GraphModule, examples: Sequence[Any]) -> Boxed:
-    """Compile a graph with Inductor for inputs like the (fake) examples.
+def inductor(module: GraphModule, examples: Sequence[Any], device: torch.device | str = "cpu") -> Boxed:
+    """Compile a graph with Inductor for inputs like the (fake) examples, but on ``device``.
 
     Relies on ``torch._inductor.decomposition.select_decomp_table``, the operations that Inductor wants in parts, and
     on ``torch._inductor.compile_fx.compile_fx_inner``, which takes the graph made so and returns a boxed function.
@@ -193,6 +193,7 @@ def inductor(module: GraphModule, examples: Sequence[Any]) -> Boxed:
 
     mode = next((each.fake_mode for each in examples), None) or FakeTensorMode(allow_non_fake_inputs=True)
     with mode, torch.no_grad():
+        examples = [each.to(device) for each in examples]
         parts = make_fx(module, decomposition_table=select_decomp_table())(*examples)
     call: Boxed = compile_fx_inner(parts, list(examples))
     return call

@@ -31,6 +31,7 @@ from torch.fx import Graph, GraphModule, Node
 from piper_core.frontend.assign import Assignment, Site, assign
 from piper_core.frontend.capture import Joint
 from piper_core.frontend.parcel import pack, unpack
+from piper_core.frontend.placed import settle
 from piper_core.names import Phase
 
 
@@ -76,9 +77,11 @@ class ChunkGraph:
             mine.shape == other.shape and mine.dtype == other.dtype
         )  # fmt: skip
 
-    def module(self, root: GraphModule, *, in_place: bool = True) -> GraphModule:
-        """Return the graph as a module; ``root`` (``Joint.module``) holds the constants it reads."""
-        return GraphModule(root, self.graph(in_place=in_place), f"Chunk{self.phase.name}")
+    def module(self, root: GraphModule, *, in_place: bool = True, device: torch.device | str = "cpu") -> GraphModule:
+        """Return the graph as a module for ``device``; ``root`` (``Joint.module``) holds the constants it reads."""
+        graph = self.graph(in_place=in_place)
+        settle(graph, torch.device(device))
+        return GraphModule(root, graph, f"Chunk{self.phase.name}")
 
     def digest(self) -> str:
         """Return a hash of the structure: operations, constants, shapes, strides, dtypes, whatever the names."""

@@ -109,9 +109,11 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tup
     return out, lse
 
 
-def written_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    """Return the same from scores that are written out, on any device."""
-    scores, values = _scores(q, k, causal, scale), _spread(v, q)
+def written_forward(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the same from scores that are written out, on any device; ``mask`` is added to scores."""
+    scores, values = _scores(q, k, causal, scale, mask), _spread(v, q)
     lse = scores.logsumexp(-1)
     return (scores - lse.unsqueeze(-1)).exp() @ values.to(scores.dtype), lse
 
@@ -128,10 +130,11 @@ def _backward(
 
 
 def written_backward(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float,
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the same from scores that are written out."""
-    scores = _scores(q, k, causal, scale)
+    scores = _scores(q, k, causal, scale, mask)
     weights, high = (scores - lse.unsqueeze(-1)).exp(), gradient.to(scores.dtype)
     inner = (high * out).sum(-1, keepdim=True)
     slope = weights * (high @ _spread(v, q).to(scores.dtype).transpose(-1, -2) - inner) * scale
@@ -140,9 +143,11 @@ def written_backward(
     return dq, _joined(dk, k), _joined(dv, v)
 
 
-def _scores(q: Tensor, k: Tensor, causal: bool, scale: float) -> Tensor:
+def _scores(q: Tensor, k: Tensor, causal: bool, scale: float, mask: Tensor | None = None) -> Tensor:
     high = torch.promote_types(q.dtype, torch.float32)
     scores = q.to(high) @ _spread(k, q).to(high).transpose(-1, -2) * scale
+    if mask is not None:
+        scores = scores + mask
     if causal:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(later, float("-inf"))

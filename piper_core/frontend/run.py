@@ -38,7 +38,7 @@ class Step:
     ``split_backward`` runs BI of every chunk, then BW of every chunk; else B whole. ``recompute`` is applied to each
     layer (FULL keeps what comes into the layer; embedding and head are kept as they are). ``compiler`` "inductor"
     compiles each chunk graph; without recompute, backwards then do chains of small operations again rather than read
-    their results.
+    their results. ``device`` is where parameters and inputs are.
 
     Raises:
         ConfigError: graphs to be compiled in which the number of rows is known at run time.
@@ -51,13 +51,14 @@ class Step:
         split_backward: bool = False,
         recompute: Recompute = Recompute.NONE,
         compiler: Compiler = "none",
+        device: torch.device | str = "cpu",
     ) -> None:
         if compiler == "inductor" and any(moves_rows(node) for piece in made.pieces for node in piece.forward.calls):
             raise ConfigError(
                 "how many rows reach the experts of a rank is known when a chunk runs, and Inductor compiles for one "
                 "number; experts that ranks divide need compiler 'none'"
             )
-        self.cut = made
+        self.cut, self.device = made, torch.device(device)
         self._compiler = compiler
         self._compiled: dict[tuple[str, tuple[str, ...]], Boxed] = {}
         self.prelude = self._action("prelude", made.prelude)
@@ -104,10 +105,10 @@ class Step:
         key = (graph.digest(), constants)
         if key not in self._compiled:
             if self._compiler == "inductor":
-                module = graph.module(self.cut.joint.module, in_place=False)
-                self._compiled[key] = inductor(module, [node.meta["val"] for node in graph.inputs])
+                module = graph.module(self.cut.joint.module, in_place=False, device=self.device)
+                self._compiled[key] = inductor(module, [node.meta["val"] for node in graph.inputs], self.device)
             else:
-                self._compiled[key] = boxed(graph.module(self.cut.joint.module))
+                self._compiled[key] = boxed(graph.module(self.cut.joint.module, device=self.device))
         return self._compiled[key]
 
     def _with_ends(self, actions: list[Action]) -> list[Action]:
@@ -139,7 +140,9 @@ class Step:
         given = {node.name: node for node in joint.nodes if node.op == "placeholder"}
         for i, name in enumerate(joint.tangents):
             example = given[name].meta["val"]
-            values[name] = tangents[i] if tangents else torch.ones(example.shape, dtype=example.dtype)
+            values[name] = (
+                tangents[i] if tangents else torch.ones(example.shape, dtype=example.dtype, device=self.device)
+            )
         with torch.no_grad():
             self.run(values)
         return tuple(values[node.name] for node in joint.outputs), self.gradients(values)
@@ -184,4 +187,5 @@ def chunked(model: nn.Module, inputs: Sequence[Tensor], **options: Any) -> Step:
     for each in inputs:
         if not isinstance(each, Tensor):
             raise ConfigError(f"inputs of a model must be tensors, found {type(each).__name__}")
-    return Step(cut(capture(model, inputs)), **options)
+    device = next((each.device for each in (*model.parameters(), *inputs)), torch.device("cpu"))
+    return Step(cut(capture(model, inputs)), device=device, **options)

@@ -73,7 +73,7 @@ class Layers:
 
     @cached_property
     def macros(self) -> Macros:
-        return Macros(self.cut, fuse=self.dtype is torch.float32)
+        return Macros(self.cut, fuse=self.dtype is torch.float32, device=self.device)
 
     def units(self) -> Iterator[tuple[Site, Unit, ChunkGraph]]:
         """Yield every chunk in every phase in which it does anything; of equal regions the last layer's."""
@@ -142,7 +142,7 @@ class Layers:
 
     def _run(self, graph: ChunkGraph, values: dict[str, Tensor]) -> None:
         if graph.outputs:
-            call = boxed(graph.module(self.cut.joint.module))
+            call = boxed(graph.module(self.cut.joint.module, device=self.device))
             made = call([values[node.name] for node in graph.inputs])
             values.update(zip((node.name for node in graph.outputs), made, strict=True))
 
