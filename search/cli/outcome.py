@@ -116,8 +116,8 @@ class Outcome:
             return []
         problem = self.problem
         return [
-            "note: costs of cpu without a profile are of an assumed host, and may be several times off: piper-profile "
-            f"--model {problem.architecture.name} --seq-len {problem.seq_len} --ranks {problem.gpus} --budget 60s "
+            "note: costs of cpu without a profile are those of another host, and may be several times off: "
+            f"piper-profile --model {problem.architecture.name} --seq-len {problem.seq_len} --ranks {problem.gpus} --budget 60s "
             "measures this one for later searches, --profile auto for this one"
         ]
 

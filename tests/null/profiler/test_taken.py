@@ -104,6 +104,18 @@ def test_the_direct_way_prices_with_it_alike(options: dict[str, Any]) -> None:
     assert direct.score(config).step_time_s == pytest.approx(problem.score(config).step_time_s, rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"pp": 1}, {"pp": 2}, {"pp": 2, "schedule": "zbv"}, {"dp": 2}, {"dp": 2, "zero": 3}, {"tp": 2},
+     {"tp": 2, "sequence_parallel": True}],
+)  # fmt: skip
+def test_the_preset_of_a_host_is_about_what_one_measured(options: dict[str, Any]) -> None:
+    """Some numbers of the record ``cpu`` come from this very profile, so steps by it are within 40 % of those by that."""
+    guess = predict(Request(LLAMA, CPU, seq_len=128, micro_batch=1, num_microbatches=4, **options))
+    by = by_profile(guess, TAKEN, LLAMA, CPU).found.score.step_time_s / guess.score.step_time_s
+    assert 1 / 1.4 < by < 1.4
+
+
 @pytest.mark.parametrize("gpus", [2, 4])
 def test_bounds_hold_whatever_was_measured(gpus: int) -> None:
     """No sequence need take least time in the largest microbatch: a chunk that is slow in large ones."""

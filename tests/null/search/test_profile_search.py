@@ -98,9 +98,9 @@ def test_processes_price_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_the_text_says_by_what(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = text(capsys, "--profile", FILE, "--out", tmp_path / "a")
     assert f"priced by a profile of {TAKEN.machine}; of row 1, costs: chunks" in said
-    assert "assumed host" not in said
+    assert "another host" not in said
     said = text(capsys, "--profile", "none", "--out", tmp_path / "b")
-    assert "costs of cpu without a profile are of an assumed host" in said
+    assert "costs of cpu without a profile are those of another host" in said
     assert "piper-profile --model tiny-llama --seq-len 128 --ranks 2" in said
 
 
