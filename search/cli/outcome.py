@@ -117,8 +117,8 @@ class Outcome:
         problem = self.problem
         return [
             "note: costs of cpu without a profile are those of another host, and may be several times off: "
-            f"piper-profile --model {problem.architecture.name} --seq-len {problem.seq_len} --ranks {problem.gpus} --budget 60s "
-            "measures this one for later searches, --profile auto for this one"
+            f"piper-profile --model {problem.architecture.name} --seq-len {problem.seq_len} --ranks {problem.gpus} "
+            "--budget 60s measures this one for later searches, --profile auto for this one"
         ]
 
 
