@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from piper_core.ir.dag import Ints
+from piper_core.ir.dag import Ints, Mask
 from piper_core.names import NodeKind
 from piper_core.schedule.units import Units
 
@@ -21,8 +21,7 @@ def assign_waits(units: Units, stream: Ints, rank: Ints, look_ahead: int) -> tup
         _gathers(units, stream, rank),
     ]
     src, dst = (np.concatenate(side) for side in zip(*pairs, strict=True))
-    keep = stream[src] != stream[dst]
-    return _least(src[keep], dst[keep], stream)
+    return least(src, dst, stream)
 
 
 def _receives(units: Units, stream: Ints, rank: Ints, look_ahead: int) -> tuple[Ints, Ints]:
@@ -50,21 +49,31 @@ def _gathers(units: Units, stream: Ints, rank: Ints) -> tuple[Ints, Ints]:
     return target[ok] - 1, rank[gather[ok]]
 
 
-def _least(src: Ints, dst: Ints, stream: Ints) -> tuple[Ints, Ints]:
-    """Return the waits without those that follow from others, grouped by the action that waits."""
+def least(src: Ints, dst: Ints, stream: Ints) -> tuple[Ints, Ints]:
+    """Return (wait_start, waits): of what an action waits for on one stream only the furthest, and only where no
+    earlier action of its own stream has waited for as much. Indices are of actions, in the order of their streams."""
     total = len(stream)
+    crossing = stream[src] != stream[dst]
+    src, dst = src[crossing], dst[crossing]
     pair = stream[dst].astype(np.int64) * (int(stream.max(initial=0)) + 1) + stream[src]
-    by = np.lexsort((src, dst, pair))
-    pair, src, dst = pair[by], src[by], dst[by]
-    _, group = np.unique(pair, return_inverse=True)
-    known = np.maximum.accumulate(src + group.astype(np.int64) * total)
-    fresh = np.diff(known, prepend=-1) > 0  # something that no earlier wait of this stream has seen
-    key = pair * total + dst
-    _, inverse = np.unique(key, return_inverse=True)
-    furthest = np.append(key[1:] != key[:-1], True)[: len(key)]
-    take = furthest & (np.bincount(inverse, weights=fresh)[inverse] > 0)
-    src, dst = src[take], dst[take]
-    by = np.lexsort((src, dst))
+    keys = np.sort((pair * total + dst) * total + src)  # by pair of streams, then who waits, then for whom
+    keys = keys[_steps(keys)]
+    rest, source = np.divmod(keys, total)
+    pair = rest // total
+    known = np.maximum.accumulate(source + pair * total)
+    fresh = _steps(known)  # something that no earlier wait of this stream has seen
+    furthest = np.ones(len(rest), np.bool_)
+    furthest[:-1] = rest[1:] != rest[:-1]
+    chosen = np.flatnonzero(furthest & fresh)
+    waits = np.sort((rest[chosen] - pair[chosen] * total) * total + source[chosen])
+    target, source = np.divmod(waits, total)
     wait_start = np.zeros(total + 1, np.int32)
-    wait_start[1:] = np.cumsum(np.bincount(dst, minlength=total))
-    return wait_start, src[by].astype(np.int32)
+    wait_start[1:] = np.cumsum(np.bincount(target, minlength=total))
+    return wait_start, source.astype(np.int32)
+
+
+def _steps(values: Ints) -> Mask:
+    """Return where sorted values differ from the one before."""
+    found = np.ones(len(values), np.bool_)
+    np.not_equal(values[1:], values[:-1], out=found[1:])
+    return found

@@ -9,6 +9,7 @@ import numpy as np
 from piper_core.ir.dag import Floats, Ints
 from piper_core.names import Sync
 from piper_core.schedule.plan import BucketUse, Plan, Reduction, Stream, StreamKind
+from piper_core.schedule.waits import least
 from search.direct.draft import NONE, Draft, Uses
 from search.direct.messages import Messages, add_messages
 from search.direct.order import Order, runs_of
@@ -16,7 +17,6 @@ from search.direct.prices import Prices
 from search.direct.shape import Step
 from search.direct.sync import Synced, add_syncs, close_step
 from search.direct.table import Macros, Table
-from search.direct.waits import least
 from search.simulator.lower import ActionSeconds
 
 LOOK_AHEAD = 1
@@ -48,7 +48,7 @@ def build(step: Step, order: Order, prices: Prices, sync: Sync) -> Built:
     close_step(draft, synced, prices, sync)
     columns, place, seconds = draft.columns.finish()
     stream, streams = _streams(draft, columns["row"], columns["queue"])
-    by = np.lexsort((place, stream))
+    by = _sorted(stream, place, len(step.buckets))
     rank = np.empty(len(by), np.int64)
     rank[by] = np.arange(len(by))
     stream = stream[by]
@@ -74,6 +74,14 @@ def build(step: Step, order: Order, prices: Prices, sync: Sync) -> Built:
     return Built(
         step, order, draft.table, draft.macros, plan, found, rank, messages, synced.gathers, synced.reductions
     )  # fmt: skip
+
+
+def _sorted(stream: Ints, place: Floats, buckets: int) -> Ints:
+    """Return units by stream, then place; as one number where it can tell the places of buckets apart."""
+    width = 2.0 ** np.ceil(np.log2(place.max() + 2.0))
+    if (float(stream.max()) + 1) * width * 16 * (buckets + 1) > 2.0**52:
+        return np.lexsort((place, stream))
+    return np.argsort(stream * width + place)
 
 
 def _streams(draft: Draft, row: Ints, queue: Ints) -> tuple[Ints, tuple[Stream, ...]]:

@@ -64,9 +64,10 @@ class Tie:
 class Step:
     """A configuration's step, whatever its order.
 
-    ``pieces[phase]`` are its macro actions whole and cut, and where the order has overlap groups in which one talks
-    (``overlapped`` (M,) are their members), both opened; ``inner[phase]`` (S, kinds) the seconds of collectives inside
-    macro actions. ``rows_of`` are the rows of each stage. ``shared`` (B,) says which buckets are synchronised.
+    ``pieces[phase]`` are its macro actions whole and cut (``cut`` (M,) says which are), and where the order has overlap
+    groups in which one talks (``overlapped`` (M,) are their members), both opened; ``inner[phase]`` (S, kinds) the
+    seconds of collectives inside macro actions. ``rows_of`` are the rows of each stage. ``shared`` (B,) says which
+    buckets are synchronised.
     ``update`` (S,) seconds. ``streams`` are the names of queues beside messages, as the directives add them;
     ``message_bytes`` (S,) is what a stage hands to the next one.
     """
@@ -80,6 +81,7 @@ class Step:
     sync: Sync
     shared: Mask
     pieces: dict[Phase, tuple[Pieces, ...]]
+    cut: Mask
     overlapped: Mask
     nodes: dict[Phase, PhaseNodes]
     inner: dict[Phase, Floats]
@@ -153,26 +155,27 @@ class Steps:
             compute = prices.compute(division, phase)
             found = nodes[phase] = phase_nodes(kinds, stages, phase, compute, talks[phase], again, repeated)
             inner[phase] = inner_seconds(found, stages)
-        overlapped = _overlapped(order, nodes, stages)
+        overlapped, cut_here = _overlapped(order, nodes, stages), _cut(order, config.zero)
         for phase in order.phases:
             found = nodes[phase]
             segment = cuts_of(buckets, kinds, stages, config.zero, shared, phase)
             segments = [np.zeros_like(segment), *([segment] if segment.any() else [])]
             some = [pieces_of(kinds, stages, phase, found, each, held) for each in segments]
-            chosen = np.zeros(stages.count, np.bool_)
-            chosen[order.stage[overlapped & (order.phase == phase)]] = True
-            if chosen.any():
-                some += some[-1:] * (2 - len(some))
-                some += [
-                    opened_pieces(kinds, stages, phase, found, each, held, chosen, self.opened) for each in segments
-                ]
-            pieces[phase] = tuple(some + some[-1:] * (len(some) % 2))
+            some += some[-1:] * (len(some) % 2)
+            mine = np.flatnonzero(overlapped & (order.phase == phase))
+            if len(mine):
+                for cut in (False, True):
+                    chosen = np.zeros(stages.count, np.bool_)
+                    chosen[order.stage[mine[cut_here[mine] == cut]]] = True
+                    segment = segments[-1 if cut else 0]
+                    some.append(opened_pieces(kinds, stages, phase, found, segment, held, chosen, self.opened))
+            pieces[phase] = tuple(some)
         share = float(division.micro_batch) / config.cp / (config.tp if config.sequence_parallel else 1)
         boundary = kinds.boundary_bytes[np.asarray(stages.ends[1:]) - 1] * share
         return Step(
-            config, mesh, ranks_of(mesh).rows, rows_of, stages, buckets, sync, shared, pieces, overlapped, nodes,
-            inner, self._update(config, buckets, sync, stages.count), self._ties(config, mesh, rows_of, buckets, sync),
-            streams_of(config, division, bool(shared.any())), boundary,
+            config, mesh, ranks_of(mesh).rows, rows_of, stages, buckets, sync, shared, pieces, cut_here, overlapped,
+            nodes, inner, self._update(config, buckets, sync, stages.count),
+            self._ties(config, mesh, rows_of, buckets, sync), streams_of(config, division, bool(shared.any())), boundary,
         )  # fmt: skip
 
     def _sync(self, config: Configuration, mesh: Mesh, rows_of: tuple[tuple[int, ...], ...], buckets: Buckets) -> Sync:
@@ -240,6 +243,14 @@ def streams_of(config: Configuration, division: Division, synchronised: bool) ->
 def shard_stream(config: Configuration, kind: ShardKind) -> str:
     """Return the queue of the collectives of a kind of sharding."""
     return SHARED if kind is ShardKind.EXPERT and config.streams == "all" else str(kind)
+
+
+def _cut(order: Order, zero: int) -> Mask:
+    """Return which macro actions are cut, shape (M,), since collectives of buckets need it: each under ZeRO-3, and
+    after ZeRO-2's reductions; else the first forward of a stage and its last whole or weight backward."""
+    cut: Mask = np.asarray([zero == 3, zero >= 2, zero == 3, zero >= 2])[order.phase]
+    cut[order.first_of] = cut[order.last_of] = True
+    return cut
 
 
 def _overlapped(order: Order, nodes: dict[Phase, PhaseNodes], stages: Stages) -> Mask:

@@ -117,22 +117,15 @@ class Macros:
 
 
 def macros_of(step: Step, order: Order, table: Table) -> Macros:
-    """Place the macro actions of an order.
-
-    One is cut where collectives of buckets need it: each under ZeRO-3, and after ZeRO-2's reductions; else the first
-    forward of a stage and its last whole or weight backward. Members of an overlap group take turns.
-    """
-    zero = step.config.zero
-    variant = np.asarray([zero == 3, zero >= 2, zero == 3, zero >= 2])[order.phase] * CUT
-    variant[order.first_of] = variant[order.last_of] = CUT
-    variant += step.overlapped * OPENED
+    """Place the macro actions of an order; members of an overlap group take turns."""
+    variant = step.cut * CUT + step.overlapped * OPENED
     where = order.phase, variant, order.stage
     pieces = table.count[where]
     base = np.cumsum(pieces) - pieces
     macro = np.repeat(np.arange(len(order)), pieces)
     local = np.arange(len(macro)) - base[macro]
     scale = 2.0 * (int(pieces.max()) + 1)
-    place = order.position[macro] * scale + local
+    place = np.asarray(order.position[macro] * scale + local, np.float64)
     turns = np.flatnonzero(step.overlapped[macro])
     if len(turns):
         mine = macro[turns]

@@ -37,7 +37,7 @@ def contends(lowered: Lowered, kind: Ints, duration: Floats, runs: Sequence[Run]
         mine, other = of[computing[row[computing] == r]], of[talking[row[talking] == r]]
         if not (len(mine) and len(other)):
             continue
-        starts, ends = (np.sort(np.concatenate([run[i][mine] for run in runs])) for i in (0, 1))
+        starts, ends = (np.concatenate([run[i][mine] for run in runs]) for i in (0, 1))  # in order, as they run
         low, high = (np.concatenate([run[i][other] for run in runs]) for i in (0, 1))
         # compute intervals are disjoint: one overlaps where more start before the collective's end than end before it
         if (np.searchsorted(starts, high, "left") > np.searchsorted(ends, low, "right")).any():
