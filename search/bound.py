@@ -7,6 +7,7 @@ found so far cannot win.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
 from math import ceil, inf
@@ -182,6 +183,13 @@ class Bounds(Floors):
                 members = groups[rows[0]] if len(rows) == 1 else tuple(sorted(r for row in rows for r in groups[row]))
                 seconds += self.cost.collective_s(kind, numel * width, members) if len(members) > 1 else 0.0
         return seconds
+
+    def order_bound(self, config: Configuration) -> float:
+        """Return the part of :meth:`replay` that does not depend on the ZeRO stage: compute and messages alone."""
+        shape, rows = self.shape(config), config.pp
+        order = numbered(config.schedule, rows, config.num_microbatches, config.virtual_stages)
+        times = self._times(replace(config, zero=0), shape, [{}] * rows)
+        return max(replay(order, times).rows) + self._norm_s(config)
 
     def replay(self, config: Configuration) -> float:
         """Return seconds that a step takes at least under the order that its family emits (level 2): the longest path

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from math import inf
 
-from piper_core.schedule.grid import Grid, Layout, rows_of_stage
+from piper_core.schedule.grid import Layout, rows_of_stage
 from search.partial_bound import COMPUTE_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES
-from search.row_parts import alive_chunks, peak_of
+from search.replay import numbered, peaks_of
+from search.row_parts import alive_chunks
 from search.shape import Shape, Shapes
 from search.space import Configuration
 
@@ -117,10 +118,10 @@ class Floors(Shapes):
             shape.lives[overlapping, split] = known
         return known
 
-    def memory_of_order(self, config: Configuration, grid: Grid, gap: float = 0.0) -> float:
-        """Return bytes that the fullest row needs at least under the order of ``grid`` (level 2)."""
+    def memory_of_order(self, config: Configuration, gap: float = 0.0) -> float:
+        """Return bytes that the fullest row needs at least under the order that its family emits (level 2)."""
         shape = self.shape(config)
-        mine, worst = self.held(config, shape), 0.0
-        for static, slots in zip(self.static_bytes(config), grid.rows, strict=True):
-            worst = max(worst, static + (1 + gap) * peak_of(slots, mine.saved, mine.workspace))
-        return worst + self.context_bytes
+        mine = self.held(config, shape)
+        order = numbered(config.schedule, config.pp, config.num_microbatches, config.virtual_stages)
+        rows = zip(self._static(config, shape), peaks_of(order, mine.saved, mine.workspace), strict=True)
+        return max(static + (1 + gap) * peak for static, peak in rows) + self.context_bytes

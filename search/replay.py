@@ -5,26 +5,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
 
 from piper_core.ir.action import ActionKind
 from piper_core.schedule.families import get_family
 from piper_core.schedule.grid import rows_of_stage
+from search.jit import Loops
 
 F, B, BI, BW = range(4)
 PHASES = 4
 _CODE = {ActionKind.F: F, ActionKind.B: B, ActionKind.BI: BI, ActionKind.BW: BW}
 
-Op = tuple[int, int, bool, int]
-"""(stage * PHASES + phase; result that it needs, -1 for none; whether that comes from another row; its own result)."""
+Column = Any
+"""Numbers: a list, or an array for compiled loops."""
 
 
 @dataclass(frozen=True, slots=True)
 class Numbered:
-    """The order of a family as numbers: rows of slots of operations, and how many results there are."""
+    """The order of a family as numbers, as lists and as arrays: the first slot of each row, the first operation of each
+    slot; of each operation ``stage * PHASES + phase``, the result that it needs (-1: none), whether that comes from
+    another row, and its own result. Besides the most operations of a slot, and how many results there are."""
 
-    rows: tuple[tuple[tuple[Op, ...], ...], ...]
+    listed: tuple[list[int], ...]
+    arrays: tuple[Column, ...]
+    widest: int
     results: int
+
+    def __len__(self) -> int:
+        return len(self.listed[2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +66,7 @@ class Ends:
     last: list[dict[int, tuple[float, float]]]
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=512)
 def numbered(schedule: str, pp: int, m: int, v: int) -> Numbered:
     """Return the order that a family emits."""
     family = get_family(schedule)
@@ -64,20 +75,24 @@ def numbered(schedule: str, pp: int, m: int, v: int) -> Numbered:
     stages = len(rows_of)
     hop = [a != b or len(a) > 1 for a, b in pairwise(rows_of)]
 
-    def operation(stage: int, code: int, mb: int) -> Op:
+    def operation(stage: int, code: int, mb: int) -> tuple[int, int, int, int]:
         if code == F:
-            return stage * PHASES, (stage - 1) * m + mb if stage else -1, stage > 0 and hop[stage - 1], stage * m + mb
+            hops = stage > 0 and hop[stage - 1]
+            return stage * PHASES, (stage - 1) * m + mb if stage else -1, int(hops), stage * m + mb
         if code == BW:
-            return stage * PHASES + BW, -1, False, -1
+            return stage * PHASES + BW, -1, 0, -1
         last = stage == stages - 1
         need = -1 if last else (stages + stage + 1) * m + mb
-        return stage * PHASES + code, need, not last and hop[stage], (stages + stage) * m + mb
+        return stage * PHASES + code, need, int(not last and hop[stage]), (stages + stage) * m + mb
 
-    rows = tuple(
-        tuple(tuple(operation(a.stage, _CODE[a.kind], a.microbatch or 0) for a in slot) for slot in row)
-        for row in grid.rows
-    )
-    return Numbered(rows, 2 * stages * m)
+    slots = [slot for row in grid.rows for slot in row]
+    columns = zip(*(operation(a.stage, _CODE[a.kind], a.microbatch or 0) for slot in slots for a in slot), strict=True)
+    listed = (
+        [0, *accumulate(len(row) for row in grid.rows)], [0, *accumulate(len(slot) for slot in slots)],
+        *(list(column) for column in columns),
+    )  # fmt: skip
+    arrays = tuple(np.asarray(column, np.int32) for column in listed)
+    return Numbered(listed, arrays, max(len(slot) for slot in slots), 2 * stages * m)
 
 
 def replay(order: Numbered, times: Times) -> Ends:
@@ -86,66 +101,139 @@ def replay(order: Numbered, times: Times) -> Ends:
     An overlap group is taken to be as short as any way to interleave its members: they share the row's compute, each
     may start as soon as what it needs is there, and none waits for the other.
     """
-    whole, message = times.whole, times.message
-    done = [-1.0] * order.results
-    clock = list(times.start)
-    last: list[dict[int, tuple[float, float]]] = [{} for _ in order.rows]
-    first = [dict(each) for each in times.first]
-    cursor = [0] * len(order.rows)
-    waiting: dict[int, int] = {}
-    ready = list(range(len(order.rows) - 1, -1, -1))
-    while ready:
-        r = ready.pop()
-        slots, now, i = order.rows[r], clock[r], cursor[r]
-        n, pending, ended = len(slots), first[r], last[r]
-        while i < n:
-            slot = slots[i]
-            missing = next((need for _, need, _, _ in slot if need >= 0 and done[need] < 0.0), -1)
+    loops = LOOPS.pick(len(order))
+    rows, stages = len(times.start), len(times.whole) // PHASES
+
+    def room(n: int, value: float) -> Column:
+        return np.full(n, value) if loops.compiled else [value] * n
+
+    def count(n: int, value: int) -> Column:
+        return np.full(n, value, np.int32) if loops.compiled else [value] * n
+
+    def take(values: Sequence[float]) -> Column:
+        return np.asarray(values or [0.0]) if loops.compiled else values
+
+    firsts = [0.0] * (2 * rows * stages)
+    for row, each in enumerate(times.first):
+        for stage, pair in each.items():
+            firsts[2 * (row * stages + stage) : 2 * (row * stages + stage) + 2] = pair
+    clock, last = take(list(times.start)), room(2 * rows * stages, -1.0)
+    loops.run(
+        *(order.arrays if loops.compiled else order.listed),
+        take(times.whole), take(times.compute), take(times.chain), take(times.gathers), times.message, take(firsts),
+        stages, clock, last, room(order.results, -1.0), count(order.results, -1), count(rows, 0), count(rows, 0),
+        count(rows * stages, 1), room(order.widest, 0.0), count(order.widest, 0),
+    )  # fmt: skip
+    ends = [{s: (pair[0], pair[1]) for s in range(stages) if (pair := last[2 * (r * stages + s) :][:2])[1] >= 0.0}
+            for r in range(rows)]  # fmt: skip
+    return Ends([float(each) for each in clock], ends)
+
+
+def peaks_of(order: Numbered, saved: Sequence[float], workspace: Sequence[float]) -> list[float]:
+    """Return the most that each row holds at once between F and B or BI, ``saved`` of each stage, and with the
+    ``workspace`` of a backward when that starts; in an overlap group what ends counts first."""
+    loops = LOOPS.pick(len(order))
+    if not loops.compiled:
+        peaks: list[float] = [0.0] * (len(order.listed[0]) - 1)
+        loops.held(*order.listed[:3], saved, workspace, peaks)
+        return peaks
+    found = np.zeros(len(order.listed[0]) - 1)
+    loops.held(*order.arrays[:3], np.asarray(saved), np.asarray(workspace), found)
+    return [float(peak) for peak in found]
+
+
+def run(
+    row_first: Column, slot_first: Column, at: Column, need: Column, hop: Column, result: Column,
+    whole: Column, compute: Column, chain: Column, gathers: Column, message: float, firsts: Column,
+    stages: int, clock: Column, last: Column, done: Column, waiting: Column, cursor: Column, ready: Column,
+    pending: Column, begins: Column, members: Column,
+) -> None:  # fmt: skip
+    """Fill ``clock`` (rows,), which holds the starts, and ``last`` (rows x stages x 2); the rest is room to work in."""
+    rows = len(clock)
+    for r in range(rows):
+        cursor[r] = row_first[r]
+        ready[r] = rows - 1 - r
+    count = rows
+    while count > 0:
+        count -= 1
+        r = ready[count]
+        now, i = clock[r], cursor[r]
+        while i < row_first[r + 1]:
+            low, high = slot_first[i], slot_first[i + 1]
+            missing = -1
+            for o in range(low, high):
+                if missing < 0 and need[o] >= 0 and done[need[o]] < 0.0:
+                    missing = need[o]
             if missing >= 0:
                 waiting[missing] = r
                 break
-            if len(slot) > 1:
-                now = _group(slot, now, times, done, ended)
+            if high - low > 1:
+                # a group: those that may begin first come first, ties by operation
+                gathered = 0.0
+                for o in range(low, high):
+                    gathered += gathers[at[o]]
+                    there = -1.0
+                    if need[o] >= 0:
+                        there = done[need[o]] + (message if hop[o] else 0.0)
+                    begin, k = max(now, there), o - low
+                    while k > 0 and (begins[k - 1] > begin or (begins[k - 1] == begin and at[members[k - 1]] > at[o])):
+                        begins[k], members[k] = begins[k - 1], members[k - 1]
+                        k -= 1
+                    begins[k], members[k] = begin, o
+                busy, latest = now, now + gathered
+                for k in range(high - low):
+                    o, begin = members[k], begins[k]
+                    a = at[o]
+                    busy = max(busy, begin) + compute[a]
+                    end = begin + max(chain[a], compute[a])
+                    latest = max(latest, begin + chain[a])
+                    if a % 4 != 0:
+                        place = 2 * (r * stages + a // 4)
+                        last[place], last[place + 1] = begin, end
+                    if result[o] >= 0:
+                        done[result[o]] = end
+                now = max(busy, latest)
             else:
-                at, need, hop, result = slot[0]
+                a = at[low]
                 begin = now
-                if need >= 0:
-                    there = done[need] + message if hop else done[need]
-                    if there > begin:
-                        begin = there
-                now = begin + whole[at]
-                phase = at % PHASES
-                if phase == F:
-                    if pending and at // PHASES in pending:
-                        earliest, least = pending.pop(at // PHASES)
-                        now = max(now, earliest + whole[at], least)
-                elif phase != BI:
-                    ended[at // PHASES] = begin, now
-                if result >= 0:
-                    done[result] = now
+                if need[low] >= 0:
+                    there = done[need[low]]
+                    if hop[low]:
+                        there += message
+                    begin = max(begin, there)
+                now = begin + whole[a]
+                place = r * stages + a // 4
+                if a % 4 == 0:
+                    if pending[place]:
+                        pending[place] = 0
+                        now = max(now, firsts[2 * place] + whole[a], firsts[2 * place + 1])
+                elif a % 4 != 2:
+                    last[2 * place], last[2 * place + 1] = begin, now
+                if result[low] >= 0:
+                    done[result[low]] = now
             i += 1
-            for op in slot:
-                if op[3] >= 0 and op[3] in waiting:
-                    ready.append(waiting.pop(op[3]))
+            for o in range(low, high):
+                if result[o] >= 0 and waiting[result[o]] >= 0:
+                    ready[count] = waiting[result[o]]
+                    waiting[result[o]] = -1
+                    count += 1
         clock[r], cursor[r] = now, i
-    return Ends(clock, last)
 
 
-def _group(
-    slot: tuple[Op, ...], now: float, times: Times, done: list[float], ended: dict[int, tuple[float, float]]
-) -> float:
-    """Run an overlap group; return when its row is free again."""
-    members = []
-    for at, need, hop, result in slot:
-        there = -1.0 if need < 0 else done[need] + (times.message if hop else 0.0)
-        members.append((max(now, there), at, result))
-    busy, latest = now, now + sum(times.gathers[op[0]] for op in slot)
-    for begin, at, result in sorted(members):
-        busy = max(busy, begin) + times.compute[at]
-        end = begin + max(times.chain[at], times.compute[at])
-        latest = max(latest, begin + times.chain[at])
-        if at % PHASES != F:
-            ended[at // PHASES] = begin, end
-        if result >= 0:
-            done[result] = end
-    return max(busy, latest)
+def held(row_first: Column, slot_first: Column, at: Column, saved: Column, workspace: Column, peaks: Column) -> None:
+    """Fill ``peaks`` (rows,) with the most that each row holds: see :func:`peaks_of`."""
+    for r in range(len(peaks)):
+        now, peak = 0.0, 0.0
+        for i in range(row_first[r], row_first[r + 1]):
+            for o in range(slot_first[i], slot_first[i + 1]):
+                if at[o] % 4 == 1 or at[o] % 4 == 2:
+                    peak = max(peak, now + workspace[at[o] // 4])
+                    now -= saved[at[o] // 4]
+            for o in range(slot_first[i], slot_first[i + 1]):
+                if at[o] % 4 == 0:
+                    now += saved[at[o] // 4]
+            peak = max(peak, now)
+        peaks[r] = peak
+
+
+LOOPS = Loops(held, run)

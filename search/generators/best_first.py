@@ -12,7 +12,7 @@ from itertools import product
 from math import inf
 
 from piper_core.names import Recompute
-from piper_core.schedule.families import FAMILIES, get_family
+from piper_core.schedule.families import FAMILIES
 from piper_core.schedule.grid import Layout
 from search.bound import Bounds
 from search.candidate import Score
@@ -34,8 +34,8 @@ STATE, ACTIVATIONS, ORDER, TIME, SAME, NEEDLESS = (
 class BestFirst:
     """Expands the assignment with the least bound first: degrees and mesh order; then microbatch, recompute, sequence
     parallelism, and whether the schedule has overlap groups; then schedule and cuts; then what memory leaves of these;
-    then ZeRO stage; then the order that the family emits. Of the numbers of layers that may be recomputed, the next is
-    looked at after the one before.
+    then ZeRO stage; then what data parallelism adds to the order that the family emits. Of the numbers of layers that
+    may be recomputed, the next is looked at after the one before.
 
     A node whose least memory, with what the allocator may lose on a full device, exceeds what is usable of
     ``capacity_bytes`` is dropped with all its leaves, which are counted by multiplication and never listed. Every
@@ -170,14 +170,15 @@ class BestFirst:
         """Find the first leaf of a node of :meth:`_expand` that leaves room for the rest, at the highest ZeRO stage,
         which holds least; they recompute more and more."""
         bounds, (leaves, zeros) = self.bounds, self._shapes.pop(node)
+        if not self.by_memory:
+            self._other_orders(leaves, zeros, bound)
         first = self._first(leaves, bounds.memory_floor)
         if first == len(leaves):
             replicas, ep, layout = leaves[0].dp * leaves[0].cp, leaves[0].ep, leaves[0].layout
             fine = sum(len(self._finer(replicas, zero, ep, layout)) for zero in zeros)
             self._too_big(leaves[-1], bounds.memory_floor(leaves[-1], self.gap), fine * len(leaves))
-            self._other_orders(leaves, zeros, bound)
             return
-        least = bound if self.by_memory else bounds.busy_bound(leaves[first])
+        least = bound if self.by_memory else bounds.order_bound(leaves[first])
         node = leaves[first]
         self._shapes[node] = leaves, zeros
         heappush(self._heap, (max(bound, least), _FITTING, node))
@@ -202,7 +203,6 @@ class BestFirst:
                 self._push(leaf, bound)
             return
         first = self._first(leaves, bounds.memory_floor)
-        self._other_orders(leaves, [leaves[0].zero], bound)
         if first:
             most = leaves[first - 1]
             self._too_big(most, bounds.memory_floor(most, self.gap), first * fine)
@@ -251,14 +251,13 @@ class BestFirst:
         if self._needless(config):
             self._drop(config, NEEDLESS)
             return
-        grid = get_family(config.schedule).grid(config.pp, config.num_microbatches, config.virtual_stages)
-        need = self.bounds.memory_of_order(config, grid, self.gap)
+        need = self.bounds.memory_of_order(config, self.gap)
         if need > self.capacity:
             self.pruned[ORDER] += self._fine(config)
             self._near(need, config)
             self._go_on(config, bound)
         else:
-            more = self.bounds.memory_of_order(config, grid) if self.by_memory else self.bounds.replay(config)
+            more = self.bounds.memory_of_order(config) if self.by_memory else self.bounds.replay(config)
             heappush(self._heap, (max(bound, more), _REPLAYED, config))
 
     def _go_on(self, config: Configuration, bound: float) -> None:

@@ -12,7 +12,7 @@ import pytest
 from piper_core.arch.record import Architecture
 from piper_core.schedule.families import FAMILIES
 from search.space import Configuration
-from tests.null.search.spaces import DENSE, MIXED, MOE, SHARED, TIED_BIAS, WIDE_HEAD, Case, case, grid_of, leaves
+from tests.null.search.spaces import DENSE, MIXED, MOE, SHARED, TIED_BIAS, WIDE_HEAD, Case, case, leaves
 
 SLACK = 1 + 1e-9
 FEW = ("cp=1,2", "bucket=1,4,0", "prefetch=1,3", "recompute=none,selective,full,1,2")
@@ -44,11 +44,12 @@ def test_bounds_are_below_the_simulated_step(
     it = case(architecture, cluster, gpus, batch, seq_len, FEW)
     bounds = it.problem.bounds
     for config in sample(it, EACH, seed=gpus):
-        grid = grid_of(config)
         score = it.problem.score(config)
         seconds, size = bounds.partial(config)
         times = bounds.time_bound(config), bounds.replay(config), score.step_time_s
-        sizes = bounds.memory_floor(config), bounds.memory_of_order(config, grid), score.worst_row_bytes
+        assert bounds.busy_bound(config) <= bounds.order_bound(config) * SLACK
+        assert bounds.order_bound(config) <= times[1] * SLACK
+        sizes = bounds.memory_floor(config), bounds.memory_of_order(config), score.worst_row_bytes
         assert seconds <= score.step_time_s * SLACK, (str(config), seconds, score.step_time_s)
         assert size <= score.worst_row_bytes * SLACK, (str(config), size, score.worst_row_bytes)
         held = bounds.time_bound(config, 0.0, score.worst_row_bytes * SLACK)
