@@ -150,6 +150,7 @@ class Order(Directive[OrderEdit]):
         of_group: dict[int, list[int]] = {}
         for m, group in enumerate(group_of):
             of_group.setdefault(group, []).append(m)
+        keys = list(zip(stage_of, phase_of, found.microbatch.tolist(), strict=True))
         first, last = found.first.tolist(), found.last.tolist()
         for row, slots in self.actions:
             if row >= len(order):
@@ -170,17 +171,17 @@ class Order(Directive[OrderEdit]):
                 src += [last[a] for a in previous for _ in units]
                 dst += [first[b] for _ in previous for b in units]
                 if len(units) > 1:
-                    overlaps.append(tuple(_key(found, unit) for unit in units))
+                    overlaps.append(tuple(keys[unit] for unit in units))
                 previous = units
-            named = {stage_of[unit] for unit in seen if phase_of[unit] == Phase.R}
+            named = {stage_of[unit] for unit in seen if phase_of[unit] == _R}
             for unit in of_group.get(order[row], ()):
-                if unit not in seen and (phase_of[unit] != Phase.R or stage_of[unit] in named):
+                if unit not in seen and (phase_of[unit] != _R or stage_of[unit] in named):
                     raise DirectiveError(
                         f"row {row} misses {_text(found, unit)}",
                         hint=f"a row in actions names all of its "
                         f"{len(of_group[order[row]])} actions; use filters for a partial order",
                     )
-            self._data_order(found, find, seen, row)
+            self._data_order(found, keys, find, seen, row)
         return OrderEdit(
             np.asarray(src, np.int32),
             np.asarray(dst, np.int32),
@@ -189,14 +190,13 @@ class Order(Directive[OrderEdit]):
         )
 
     @staticmethod
-    def _data_order(found: Macros, find: dict[Key, int], seen: dict[int, int], row: int) -> None:
+    def _data_order(found: Macros, keys: list[Key], find: dict[Key, int], seen: dict[int, int], row: int) -> None:
         """Refuse a row that puts a backward before what it needs of the same stage and microbatch."""
-        needs = {Phase.B: Phase.F, Phase.BI: Phase.F, Phase.BW: Phase.BI, Phase.R: Phase.F}
         for unit, position in seen.items():
-            stage, phase, microbatch = _key(found, unit)
-            for before in (needs.get(Phase(phase)), Phase.R if phase in (Phase.B, Phase.BI) else None):
-                other = find.get((stage, int(before), microbatch)) if before is not None else None
-                if other in seen and seen[other] >= position:
+            stage, phase, microbatch = keys[unit]
+            for before in _NEEDS[phase]:
+                other = find.get((stage, before, microbatch))
+                if other is not None and seen.get(other, -1) >= position:
                     what = f"cyclic order: row {row} puts {_text(found, unit)} before {_text(found, other)}"
                     raise DirectiveError(what, expected=f"{_text(found, other)} first")
 
@@ -290,6 +290,11 @@ def _select(filter_: Filter, dag: Dag) -> Mask:
     return filter_.select(dag)
 
 
+_F, _BI, _R = int(Phase.F), int(Phase.BI), int(Phase.R)
+_NEEDS: dict[int, tuple[int, ...]] = {
+    _F: (), int(Phase.B): (_F, _R), _BI: (_F, _R), int(Phase.BW): (_BI,), _R: (_F,)
+}  # fmt: skip
+"""What must come before a phase on its row; numbers, since members of enums are slow to look up in a loop."""
 _CACHE: list[tuple[Dag, Macros]] = []
 
 

@@ -175,7 +175,8 @@ class Steps:
         return Step(
             config, mesh, ranks_of(mesh).rows, rows_of, stages, buckets, sync, shared, pieces, cut_here, overlapped,
             nodes, inner, self._update(config, buckets, sync, stages.count),
-            self._ties(config, mesh, rows_of, buckets, sync), streams_of(config, division, bool(shared.any())), boundary,
+            self._ties(config, mesh, rows_of, buckets, sync), streams_of(config, division, bool(shared.any())),
+            boundary,
         )  # fmt: skip
 
     def _sync(self, config: Configuration, mesh: Mesh, rows_of: tuple[tuple[int, ...], ...], buckets: Buckets) -> Sync:
