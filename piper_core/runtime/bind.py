@@ -12,7 +12,9 @@ from torch import Tensor
 from piper_core.errors import ConfigError
 from piper_core.ir.action import COMPUTE_KINDS, ActionKind
 from piper_core.runtime.communicator import Work
-from piper_core.runtime.tables import INNER, RECVS, SENDS, Do, Message, Task
+from piper_core.runtime.overlap import begins
+from piper_core.runtime.steps import INNER, RECVS, SENDS, Do
+from piper_core.runtime.tables import Meeting, Message, Named, Task
 from piper_core.schedule.plan import KINDS, Channel
 from piper_core.schedule.plan import Communicator as Line
 
@@ -30,9 +32,18 @@ def bind(program: RankProgram) -> Iterator[Bound]:
     last: list[Bound] = []
     for do, action in program.table.steps:
         kind = KINDS[int(plan.kind[action])]
+        meeting = program.table.meetings.get(action)
+        if meeting is not None and meeting.first and do is Do.START:
+            yield from ((action, do, call) for call in _compute(program, action, program.table.tasks[action]))
         if do is Do.WAIT:
             if action in finishes:
                 yield action, do, _Finish(finishes[action])
+            if meeting is not None and not meeting.first:
+                yield from ((action, do, call) for call in _compute(program, action, program.table.tasks[action]))
+            continue
+        if meeting is not None:
+            start = _meet(meeting, program.values[int(plan.microbatch[action])])
+            yield action, do, _Start(start, finishes.setdefault(action, []))
             continue
         if kind in INNER:
             continue
@@ -97,7 +108,7 @@ def _compute(program: RankProgram, action: int, task: Task) -> Iterator[Call]:
             f"{plan.action(action)} reads a parameter that ZeRO-3 gathers for F and BI alone; keep B whole "
             "or use ZeRO-2"
         )
-    way = "F" if kind is ActionKind.F else "B"
+    way = "F" if kind in (ActionKind.F, ActionKind.ALL_TO_ALL_F) else "B"
     keys = [f"{name}@{way}" if name in gathered else name for name in macro.varying]
     keys += [f"+{name}" for name in macro.adds_each]
     totals = {k: v for bucket in storage.buckets.values() for k, v in bucket.totals().items()}
@@ -199,6 +210,23 @@ def _start(program: RankProgram, action: int, kind: ActionKind) -> Callable[[], 
             return lambda: sync.reduce_step(bucket, group)
         case _:
             raise AssertionError(f"{plan.action(action)} is no communication")
+
+
+def _meet(meeting: Meeting, values: dict[str, Tensor]) -> Callable[[], Callable[[], object]]:
+    """Return what begins a collective that stands apart."""
+    begin = begins(meeting.target)
+
+    def start() -> Callable[[], object]:
+        arrived = begin(*(values[each.name] if isinstance(each, Named) else each for each in meeting.arguments))
+        for name in meeting.spent:
+            del values[name]
+
+        def finish() -> None:
+            values[meeting.result] = arrived()
+
+        return finish
+
+    return start
 
 
 def _send(

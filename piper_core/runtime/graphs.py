@@ -8,7 +8,7 @@ makes it where that is the last operation (Megatron's gradient accumulation fusi
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 import torch
@@ -20,6 +20,7 @@ from piper_core.frontend.placed import settle
 from piper_core.frontend.recompute import kept
 from piper_core.ir.dag import Policy
 from piper_core.names import Phase, Recompute
+from piper_core.runtime.apart import Exchange, Part, exchange
 from piper_core.runtime.overlap import split, spread
 from piper_core.runtime.quick import quicken
 
@@ -28,11 +29,13 @@ _KEEPS = {Policy.NONE: Recompute.NONE, Policy.SELECTIVE: Recompute.SELECTIVE}
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What one chunk does in an action: its piece of the cut, the phase, and the recompute policy of its forward."""
+    """What one chunk does in an action: its piece of the cut, the phase, the recompute policy of its forward, and where
+    its exchange of tokens stands apart which of its three parts."""
 
     piece: int
     phase: Phase
     policy: int = Policy.NONE
+    part: Part = Part.WHOLE
 
 
 Spec = tuple[Unit, ...]
@@ -62,6 +65,7 @@ class Macros:
         self._made: dict[tuple[object, ...], Macro] = {}
         self._drafts: dict[Spec, ChunkGraph] = {}
         self._graphs: dict[Unit, ChunkGraph] = {}
+        self._exchanges: dict[Unit, Exchange | None] = {}
 
     def draft(self, spec: Spec) -> ChunkGraph:
         """Return the joined graph of an action with all that might be read of it."""
@@ -93,7 +97,18 @@ class Macros:
             self._graphs[unit] = self._graph(unit)
         return self._graphs[unit]
 
+    def exchange(self, unit: Unit) -> Exchange | None:
+        """Return how tokens are exchanged around a chunk, if that can stand apart."""
+        if unit not in self._exchanges:
+            piece, joint = self.cut.pieces[unit.piece], self.cut.joint
+            self._exchanges[unit] = exchange(self.graph(unit), joint, {node for _, node in piece.gradients})
+        return self._exchanges[unit]
+
     def _graph(self, unit: Unit) -> ChunkGraph:
+        if unit.part is not Part.WHOLE:
+            whole = self.exchange(replace(unit, part=Part.WHOLE))
+            assert whole is not None, "only chunks that exchange tokens have parts"
+            return whole.parts[unit.part]
         piece = self.cut.pieces[unit.piece]
         stay = None if unit.policy == Policy.NONE else kept(piece, _KEEPS.get(unit.policy, Recompute.FULL))
         match unit.phase:

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from piper_core.ir.timeline import Event, Lane, Timeline
 from piper_core.runtime.program import RankProgram
 from piper_core.runtime.slices import Slice
-from piper_core.runtime.tables import Do
+from piper_core.runtime.steps import Do
 
 Calls = Sequence[Callable[[], object]]
 

@@ -75,6 +75,11 @@ def split(graph: Graph) -> None:
         graph.erase_node(node)
 
 
+def begins(target: Any) -> Callable[..., Arrived]:
+    """Return what begins an operator."""
+    return _BEGIN[target]
+
+
 def _finish(arrived: Arrived) -> Tensor:
     return arrived()
 

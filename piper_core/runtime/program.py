@@ -22,9 +22,9 @@ from piper_core.runtime.groups import AXES, AxisGroups, axis_ranks
 from piper_core.runtime.lowering import Lowering
 from piper_core.runtime.optimizer import AdamW, Clip, Optimizer
 from piper_core.runtime.slices import Reduction, Slice, cut_batch
+from piper_core.runtime.steps import Do
 from piper_core.runtime.storage import stage_storage
 from piper_core.runtime.sync import Sync
-from piper_core.runtime.tables import Do
 from piper_core.schedule.plan import Communicator as Line
 
 

@@ -1,43 +1,24 @@
-"""What one row does, from the compiled DAG and plan: the same for all ranks of the row.
-
-Streams become one list of steps that one thread can run. Compute keeps its order. What communicates *starts* as soon as
-all compute that it waits for has run, in the order of its stream, and is *waited for* just before the first compute
-that needs it. Where communication waits for communication (a reduction for that of a tied parameter, the norm for the
-reductions), it starts as late as it can, before whatever waits for it; the plan has put these at the end of a step.
-"""
+"""What one row does, from the compiled DAG and plan: the same for all ranks of the row."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from enum import Enum, auto
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from torch.fx import Node
 
 from piper_core.errors import ConfigError
 from piper_core.frontend.cut import Cut
 from piper_core.ir.action import COMPUTE_KINDS, ActionKind
 from piper_core.ir.dag import Dag
 from piper_core.names import NodeKind, Phase, Role
+from piper_core.runtime.apart import Part
 from piper_core.runtime.graphs import Macros, Spec, Unit
+from piper_core.runtime.steps import INNER, RECVS, SENDS, Do, Step, flatten
 from piper_core.schedule.compile import Compiled
-from piper_core.schedule.plan import KINDS, Plan, StreamKind
-
-SENDS = (ActionKind.SEND_F, ActionKind.SEND_B)
-RECVS = (ActionKind.RECV_F, ActionKind.RECV_B)
-INNER = (ActionKind.ALL_TO_ALL_F, ActionKind.ALL_TO_ALL_B, ActionKind.COMM_F, ActionKind.COMM_B)
-"""Collectives inside chunks: the graphs run them, so that as actions of their own they are over at once."""
-
-
-class Do(Enum):
-    """What a step does with its action: run it, start it, or wait until it is over."""
-
-    RUN = auto()
-    START = auto()
-    WAIT = auto()
-
-
-Step = tuple[Do, int]
+from piper_core.schedule.plan import KINDS, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +41,30 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
+class Meeting:
+    """A collective that stands apart: the operator that it is, the names of its arguments (what is no name is given as
+    it is) and of its result, those arguments that nothing reads afterwards, and whether it is the chunk's first, with a
+    task before it, or the second, with one after it."""
+
+    target: Any
+    arguments: tuple[Any, ...]
+    result: str
+    first: bool
+    spent: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(each.name for each in self.arguments if isinstance(each, Named))
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """An argument that is a value."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class RowTable:
     """A row's steps in order, its actions by index in the plan, and the values that its microbatches begin with."""
 
@@ -67,16 +72,17 @@ class RowTable:
     steps: tuple[Step, ...]
     tasks: Mapping[int, Task]
     messages: Mapping[int, Message]
+    meetings: Mapping[int, Meeting]
     given: frozenset[str]
 
 
 def row_table(compiled: Compiled, macros: Macros, row: int, results: frozenset[str]) -> RowTable:
     """Return what a row does; ``results`` are the values that the caller takes from forwards (losses, counts)."""
     plan, dag = compiled.plan, compiled.dag
-    steps = tuple(flatten(plan, row))
     nodes = _nodes_of(plan)
     piece_of = pieces_by_chunk(dag, macros.cut)
-    specs: dict[int, Spec] = {}
+    specs, meetings = _apart(compiled, macros, row, nodes, piece_of)
+    steps = tuple(flatten(plan, row, meetings))
     messages: dict[int, tuple[str, ...]] = {}
     edges = _Edges(dag)
     for _, action in steps:
@@ -85,64 +91,46 @@ def row_table(compiled: Compiled, macros: Macros, row: int, results: frozenset[s
             specs[action] = _spec(dag, nodes[action], piece_of)
         elif kind in SENDS + RECVS and action not in messages:
             messages[action] = _values(dag, macros.cut, edges, nodes[action], piece_of, sending=kind in SENDS)
-    return _Liveness(plan, macros, steps, specs, messages, results).table(row)
+    return _Liveness(plan, macros, steps, specs, messages, meetings, results).table(row)
 
 
-def flatten(plan: Plan, row: int) -> Iterator[Step]:
-    """Yield the steps of a row, see the module's docstring."""
-    streams = [i for i, stream in enumerate(plan.streams) if stream.row == row]
-    (compute,) = (i for i in streams if plan.streams[i].kind is StreamKind.COMPUTE)
-    stream_of = plan.stream_of().tolist()
-    start, wait_start, waits = plan.start.tolist(), plan.wait_start.tolist(), plan.waits.tolist()
-    heads = {s: start[s] for s in streams if s != compute}
-    waited = {s: start[s] for s in streams if s != compute}  # actions before it have been waited for
-    ran = start[compute]
-
-    inner = {s for s in heads if any(KINDS[k] in INNER for k in plan.kind[start[s] : start[s + 1]].tolist())}
-
-    def over(action: int) -> bool:
-        """Say whether an action is over by now, whatever other rows do."""
-        s = stream_of[action]
-        return action < ran if s == compute else s in inner and action < heads[s]
-
-    def begin() -> Iterator[Step]:
-        more = True
-        while more:
-            more = False
-            for s in heads:
-                while heads[s] < start[s + 1] and all(
-                    map(over, waits[wait_start[heads[s]] : wait_start[heads[s] + 1]])
-                ):
-                    yield Do.START, heads[s]
-                    heads[s] += 1
-                    more = bool(inner)
-
-    def finish(action: int) -> Iterator[Step]:
-        """Wait for an action on another stream and all before it there, having started what was left for late."""
-        s = stream_of[action]
-        while heads[s] <= action:
-            head = heads[s]
-            for w in waits[wait_start[head] : wait_start[head + 1]]:
-                if stream_of[w] != compute:
-                    yield from finish(w)
-                else:
-                    assert w < ran, "a verified plan has no cycle"
-            yield Do.START, head
-            heads[s] += 1
-        while waited[s] <= action:
-            yield Do.WAIT, waited[s]
-            waited[s] += 1
-
-    yield from begin()
-    for action in range(start[compute], start[compute + 1]):
-        for w in waits[wait_start[action] : wait_start[action + 1]]:
-            yield from finish(w)
-        yield Do.RUN, action
-        ran = action + 1
-        yield from begin()
-    for s in heads:
-        if start[s + 1] > start[s]:
-            yield from finish(start[s + 1] - 1)
+def _apart(
+    compiled: Compiled, macros: Macros, row: int, nodes: list[list[int]], piece_of: tuple[int, ...]
+) -> tuple[dict[int, Spec], dict[int, Meeting]]:
+    """Return, where the plan has both exchanges of a chunk as actions of their own, the specs of the chunk's three
+    parts (before and after belong to the exchanges) and the exchanges."""
+    plan, dag = compiled.plan, compiled.dag
+    inner: dict[tuple[int, int, bool], list[int]] = {}
+    alone: dict[tuple[int, int, bool], tuple[int, Unit]] = {}
+    for s, stream in enumerate(plan.streams):
+        for action in range(int(plan.start[s]), int(plan.start[s + 1])) if stream.row == row else ():
+            kind = KINDS[int(plan.kind[action])]
+            if kind not in (*COMPUTE_KINDS, *INNER):
+                continue
+            places = {
+                (int(dag.nodes.chunk[n]), int(plan.microbatch[action]), bool(dag.nodes.phase[n] == Phase.F))
+                for n in nodes[action]
+            }
+            if len(places) != 1:
+                continue
+            (place,) = places
+            if kind in INNER:
+                inner.setdefault(place, []).append(action)
+            elif len(spec := _spec(dag, nodes[action], piece_of)) == 1 and spec[0].phase is not Phase.BW:
+                alone[place] = (action, spec[0])
+    specs: dict[int, Spec] = {}
+    meetings: dict[int, Meeting] = {}
+    for place, (action, unit) in alone.items():
+        found = inner.get(place, [])
+        made = macros.exchange(unit) if len(found) == 2 else None
+        if made is None:
+            continue
+        for at, node, part in zip(found, (made.first, made.second), (Part.BEFORE, Part.AFTER), strict=True):
+            arguments = tuple(Named(each.name) if isinstance(each, Node) else each for each in node.args)
+            meetings[at] = Meeting(node.target, arguments, node.name, part is Part.BEFORE)
+            specs[at] = (replace(unit, part=part),)
+        specs[action] = (replace(unit, part=Part.MIDDLE),)
+    return specs, meetings
 
 
 def pieces_by_chunk(dag: Dag, cut: Cut) -> tuple[int, ...]:
@@ -233,10 +221,10 @@ class _Liveness:
 
     def __init__(
         self, plan: Plan, macros: Macros, steps: tuple[Step, ...], specs: dict[int, Spec],
-        messages: dict[int, tuple[str, ...]], results: frozenset[str],
+        messages: dict[int, tuple[str, ...]], meetings: dict[int, Meeting], results: frozenset[str],
     ) -> None:  # fmt: skip
         self.plan, self.macros, self.steps, self.specs = plan, macros, steps, specs
-        self.messages, self.results = messages, results
+        self.messages, self.meetings, self.results = messages, meetings, results
         self.constant = constant_names(macros.cut)
 
     def table(self, row: int) -> RowTable:
@@ -259,18 +247,33 @@ class _Liveness:
         needed: dict[Spec, set[str]] = {spec: set() for spec in wanted}
         tasks: dict[int, Task] = {}
         messages: dict[int, Message] = {}
+        meetings: dict[int, Meeting] = {}
+
+        def ran(action: int, after: set[str], *, forward: bool) -> None:
+            spec = self.specs[action]
+            made = wanted[spec] & (after | (self.results if forward else frozenset()))
+            needed[spec] |= made
+            kept = frozenset(wanted[spec] & after)
+            after -= wanted[spec]
+            spent = tuple(n for n in reads[spec] if n not in after)
+            tasks[action] = Task(spec, tuple(sorted(made)), kept, spent)
+            after |= set(reads[spec])
+
         for do, action in reversed(self.steps):
             kind, after = KINDS[int(plan.kind[action])], live.setdefault(int(plan.microbatch[action]), set())
-            if action in self.specs:
-                spec = self.specs[action]
-                forward = kind is ActionKind.F
-                made = wanted[spec] & (after | (self.results if forward else frozenset()))
-                needed[spec] |= made
-                kept = frozenset(wanted[spec] & after)
-                after -= wanted[spec]
-                spent = tuple(n for n in reads[spec] if n not in after)
-                tasks[action] = Task(spec, tuple(sorted(made)), kept, spent)
-                after |= set(reads[spec])
+            if action in self.meetings:
+                meeting = self.meetings[action]
+                if do is Do.WAIT:
+                    if not meeting.first:
+                        ran(action, after, forward=False)
+                    after.discard(meeting.result)
+                else:
+                    meetings[action] = replace(meeting, spent=tuple(n for n in meeting.names if n not in after))
+                    after |= set(meeting.names)
+                    if meeting.first:
+                        ran(action, after, forward=False)
+            elif action in self.specs:
+                ran(action, after, forward=kind is ActionKind.F)
             elif kind in SENDS and do is Do.START:
                 values = self.messages[action]
                 messages[action] = Message(values, tuple(n for n in values if n not in after))
@@ -279,4 +282,4 @@ class _Liveness:
                 messages[action] = Message(self.messages[action])
                 after -= set(self.messages[action])
         given = frozenset(name for names in live.values() for name in names)
-        return needed, RowTable(row, self.steps, tasks, messages, given)
+        return needed, RowTable(row, self.steps, tasks, messages, meetings, given)

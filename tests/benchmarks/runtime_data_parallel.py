@@ -1,7 +1,6 @@
-"""Data parallel steps against DDP and FSDP2, two gloo ranks, a thread each: time in pairs, peak memory of tensors.
+"""Data parallel steps against DDP and FSDP2, two gloo ranks, a thread each, in pairs; memory is in runtime_memory.
 
-Times are compared as in runtime_pipelining (PIPER_BENCH_SHARED=1: nothing is judged). Memory is what torch's allocator
-has handed out on the fullest rank in the second step, at most, as its profiler records it.
+Times are compared as in runtime_pipelining (PIPER_BENCH_SHARED=1: nothing is judged).
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 HIDDEN, SEQ, LAYERS, VOCAB, MICROBATCHES, RANKS = 256, 128, 8, 512, 4, 2
 PAIRS = int(os.environ.get("PIPER_BENCH_PAIRS", "9"))
 SHARED = os.environ.get("PIPER_BENCH_SHARED", "") not in ("", "0")
-SYSTEMS = ("ours ZeRO-0", "DDP", "ours ZeRO-2", "FSDP2 kept", "ours ZeRO-3", "FSDP2")
 AGAINST = {"ours ZeRO-0": "DDP", "ours ZeRO-2": "FSDP2 kept", "ours ZeRO-3": "FSDP2"}
-PIPELINES = ("ours PP2 DP2 ZeRO-2", "ours PP2 DP2 ZeRO-3", "FSDP2 DP4", "DDP DP4")
 LIMIT = 1.0
 
 
@@ -29,44 +28,14 @@ def main() -> int:
     kept = True
     print(f"hidden {HIDDEN}, sequence {SEQ}, {LAYERS} layers, {MICROBATCHES} microbatches of a rank")
     print(f"{'system':16}{'ms':>9}{'against':>14}{'ms':>9}{'ratio':>8}{'CPU':>8}{'limit':>7}")
+    source(Shape()).cut  # noqa: B018  # before the forks
     for name, other in AGAINST.items():
         with tempfile.TemporaryDirectory() as folder:
             found = on_ranks(compare, RANKS, f"{folder}/store", name, other)
         ours, theirs, wall, cpu = (statistics.mean(each) for each in zip(*found, strict=True))
         print(f"{name:16}{1e3 * ours:9.1f}{other:>14}{1e3 * theirs:9.1f}{wall:8.3f}{cpu:8.3f}{LIMIT:7.2f}", flush=True)
         kept &= wall <= LIMIT
-    print(f"\n{'system':24}{'peak MiB a rank':>17}")
-    for name in (*SYSTEMS, *PIPELINES):
-        print(f"{name:24}{peak(name) / 2**20:17.1f}", flush=True)
     return 0 if kept or SHARED else 1
-
-
-def peak(name: str, sequences: int = 1) -> float:
-    """Return the most bytes of tensors on a rank of a system in its second step."""
-    from tests.torch_cpu.parallel.ranks import on_ranks
-
-    ranks = 4 if "PP2 DP2" in name or name.endswith("DP4") else 2
-    with tempfile.TemporaryDirectory() as folder:
-        return float(max(on_ranks(_peak, ranks, f"{folder}/store", name, sequences)))
-
-
-def _peak(rank: int, name: str, sequences: int) -> float:
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
-    torch.set_num_threads(1)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        step = make(name, rank, sequences)
-        step()
-        since = time.time_ns()
-        step()
-    events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]  # set once it has run
-    changes = sorted((each.start_ns(), each.nbytes()) for each in events if each.name() == "[memory]")
-    now = most = 0
-    for at, change in changes:
-        now += change
-        most = max(most, now) if at >= since else now
-    return float(most)
 
 
 def compare(rank: int, ours: str, theirs: str) -> tuple[float, float, float, float]:
@@ -76,7 +45,7 @@ def compare(rank: int, ours: str, theirs: str) -> tuple[float, float, float, flo
 
     torch.set_num_threads(1)
     os.sched_setaffinity(0, {rank % (os.cpu_count() or 1)})
-    steps = [make(name, rank, 1) for name in (ours, theirs)]
+    steps = [make(name, rank, Shape()) for name in (ours, theirs)]
     losses = [step() for step in steps]
     total = torch.tensor([losses[0]], dtype=torch.float64)
     dist.all_reduce(total)
@@ -101,18 +70,40 @@ def compare(rank: int, ours: str, theirs: str) -> tuple[float, float, float, flo
     )  # fmt: skip
 
 
-def make(name: str, rank: int, sequences: int, hidden: int = HIDDEN, layers: int = LAYERS) -> Callable[[], float]:
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A model and the sequences of a microbatch; ``foreach`` is how FSDP2's AdamW goes about its tensors (torch's
+    default is quick and makes copies, False is lean)."""
+
+    sequences: int = 1
+    seq_len: int = SEQ
+    layers: int = LAYERS
+    foreach: bool | None = None
+
+    def architecture(self) -> Any:
+        """Return the model."""
+        from piper_core.arch.record import Architecture
+
+        return Architecture("bench", self.layers, HIDDEN, 4 * HIDDEN, 8, 8, HIDDEN // 8, VOCAB)
+
+
+def make(name: str, rank: int, shape: Shape) -> Callable[[], float]:
     """Return a step of a system, which returns the rank's part of the loss (theirs: the mean over its batch)."""
     import torch
 
-    from piper_core.arch.record import Architecture
-
-    architecture = Architecture("bench", layers, hidden, 4 * hidden, 8, 8, hidden // 8, VOCAB)
     torch.manual_seed(0)
-    return (_ours if name.startswith("ours") else _theirs)(name, rank, sequences, architecture)
+    return (_ours if name.startswith("ours") else _theirs)(name, rank, shape)
 
 
-def _ours(name: str, rank: int, sequences: int, architecture: Any) -> Callable[[], float]:
+@cache
+def source(shape: Shape) -> Any:
+    """Return the model as our runtime takes it; captured before the forks, it is shared by them."""
+    from piper_core.runtime.model import ArchitectureSource
+
+    return ArchitectureSource(shape.architecture(), shape.sequences, shape.seq_len, seed=1)
+
+
+def _ours(name: str, rank: int, shape: Shape) -> Callable[[], float]:
     import torch
 
     from piper_core.arch.closed_form import model_chunks
@@ -123,7 +114,6 @@ def _ours(name: str, rank: int, sequences: int, architecture: Any) -> Callable[[
     from piper_core.program.program import Program
     from piper_core.runtime.gloo import GlooCommunicator
     from piper_core.runtime.lowering import Lowering
-    from piper_core.runtime.model import ArchitectureSource
     from piper_core.runtime.optimizer import AdamW
     from piper_core.runtime.program import RankProgram, Training
     from piper_core.schedule.compile import compile_program
@@ -132,9 +122,11 @@ def _ours(name: str, rank: int, sequences: int, architecture: Any) -> Callable[[
     pp = 2 if "PP2" in name else 1
     dp = 1 if name == "ours PP2 ZeRO-0" else 2
     zero = int(name[-1])
-    layer = sum(p.numel for c in model_chunks(architecture, SEQ).chunks if c.layer == 0 for p in c.parameters)
+    layer = sum(
+        p.numel for c in model_chunks(shape.architecture(), shape.seq_len).chunks if c.layer == 0 for p in c.parameters
+    )
     bucket = 25 if zero == 0 else max(1, round(4 * layer / 2**20))
-    batch = MICROBATCHES * dp * sequences
+    batch = MICROBATCHES * dp * shape.sequences
     rows = get_family("1f1b").grid(pp, MICROBATCHES, 1).rows
     data: list[dict[str, Any]] = [
         {"op": "stage", "stages": pp},
@@ -148,16 +140,16 @@ def _ours(name: str, rank: int, sequences: int, architecture: Any) -> Callable[[
         data.append(item | {k: v for k, v in flags.items() if v})
     from dataclasses import replace
 
-    model = replace(model_chunks(architecture, SEQ), dtype_bytes=4)
+    model = replace(model_chunks(shape.architecture(), shape.seq_len), dtype_bytes=4)
     mesh = Mesh((("pp", pp), ("dp", dp)))
     compiled = compile_program(Program.parse(data), training_dag(model, global_batch=batch, sync=Sync.NONE), mesh)
-    shared = Lowering(compiled, ArchitectureSource(architecture, sequences, SEQ, seed=1))
+    shared = Lowering(compiled, source(shape))
     program = RankProgram(shared, rank, GlooCommunicator(), Training(AdamW(1e-3)))
-    tokens, targets = (torch.randint(0, VOCAB, (batch, SEQ)) for _ in range(2))
+    tokens, targets = (torch.randint(0, VOCAB, (batch, shape.seq_len)) for _ in range(2))
     return lambda: float(program.step(tokens, targets))
 
 
-def _theirs(name: str, rank: int, sequences: int, architecture: Any) -> Callable[[], float]:
+def _theirs(name: str, rank: int, shape: Shape) -> Callable[[], float]:
     import contextlib
 
     import torch
@@ -169,7 +161,7 @@ def _theirs(name: str, rank: int, sequences: int, architecture: Any) -> Callable
     from piper_core.models import build_model
 
     size = dist.get_world_size()
-    model: Any = build_model(architecture, seed=1)
+    model: Any = build_model(shape.architecture(), seed=1)
     if name.startswith("DDP"):
         model = DistributedDataParallel(model)
     else:
@@ -177,10 +169,12 @@ def _theirs(name: str, rank: int, sequences: int, architecture: Any) -> Callable
         for layer in model.layers:
             fully_shard(layer, mesh=mesh, reshard_after_forward=name != "FSDP2 kept")
         fully_shard(model, mesh=mesh, reshard_after_forward=False)
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, fused=not name.startswith("FSDP2"))
-    batch = MICROBATCHES * size * sequences
-    tokens, targets = (torch.randint(0, VOCAB, (batch, SEQ)) for _ in range(2))
-    parts = [slice((m * size + rank) * sequences, (m * size + rank + 1) * sequences) for m in range(MICROBATCHES)]
+    how: dict[str, Any] = {"foreach": shape.foreach} if name.startswith("FSDP2") else {"fused": True}
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, **how)
+    batch = MICROBATCHES * size * shape.sequences
+    tokens, targets = (torch.randint(0, VOCAB, (batch, shape.seq_len)) for _ in range(2))
+    places = [m * size + rank for m in range(MICROBATCHES)]
+    parts = [slice(at * shape.sequences, (at + 1) * shape.sequences) for at in places]
 
     def step() -> float:
         optimizer.zero_grad()

@@ -19,7 +19,7 @@ def main() -> int:
     from piper_core.runtime.graphs import Macros
     from piper_core.runtime.optimizer import SGD
     from piper_core.runtime.program import RankProgram, Training
-    from piper_core.runtime.tables import Do
+    from piper_core.runtime.steps import Do
     from tests.torch_cpu.runtime.cases import Case, batches, lowering
 
     torch.set_num_threads(1)

@@ -13,7 +13,7 @@ from piper_core.runtime.local import LocalWorld
 from piper_core.runtime.measure import Peaks, joined, peaks, record
 from piper_core.runtime.optimizer import SGD
 from piper_core.runtime.program import RankProgram, Training
-from piper_core.runtime.tables import INNER
+from piper_core.runtime.steps import INNER
 from tests.torch_cpu.runtime.cases import LLAMA, Case, batches, lowering
 
 CASE = Case(LLAMA, "zbv", pp=2, v=2, m=4, dp=2, zero=1)
