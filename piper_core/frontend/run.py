@@ -53,11 +53,8 @@ class Step:
         compiler: Compiler = "none",
         device: torch.device | str = "cpu",
     ) -> None:
-        if compiler == "inductor" and any(moves_rows(node) for piece in made.pieces for node in piece.forward.calls):
-            raise ConfigError(
-                "how many rows reach the experts of a rank is known when a chunk runs, and Inductor compiles for one "
-                "number; experts that ranks divide need compiler 'none'"
-            )
+        if compiler == "inductor":
+            check_compilable(made)
         self.cut, self.device = made, torch.device(device)
         self._compiler = compiler
         self._compiled: dict[tuple[str, tuple[str, ...]], Boxed] = {}
@@ -180,6 +177,15 @@ class Step:
             if name in joint.inputs:
                 total[f"input {joint.inputs.index(name)}"] = values[node.name]
         return total
+
+
+def check_compilable(made: Cut) -> None:
+    """Raise a ConfigError where Inductor cannot compile the graphs of ``made``."""
+    if any(moves_rows(node) for piece in made.pieces for node in piece.forward.calls):
+        raise ConfigError(
+            "how many rows reach the experts of a rank is known when a chunk runs, and Inductor compiles for one "
+            "number; experts that ranks divide need compiler 'none'"
+        )
 
 
 def chunked(model: nn.Module, inputs: Sequence[Tensor], **options: Any) -> Step:

@@ -9,9 +9,11 @@ import torch
 from piper_core.errors import ConfigError
 from piper_core.frontend.cut import tensors
 from piper_core.frontend.rank_graphs import routed_counts
+from piper_core.frontend.run import Compiler
 from piper_core.ir.action import ActionKind
 from piper_core.ir.shard_state import ShardState
 from piper_core.names import Phase
+from piper_core.runtime.compiled import CompiledMacros
 from piper_core.runtime.graphs import Macros, Spec
 from piper_core.runtime.groups import degrees_of
 from piper_core.runtime.model import ModelSource
@@ -28,7 +30,7 @@ class Lowering:
         ConfigError: program and model do not fit together.
     """
 
-    def __init__(self, compiled: Compiled, source: ModelSource) -> None:
+    def __init__(self, compiled: Compiled, source: ModelSource, *, compiler: Compiler = "none") -> None:
         self.compiled, self.source = compiled, source
         self.degrees = degrees_of(compiled.dag)
         if source.degrees != self.degrees:
@@ -36,7 +38,11 @@ class Lowering:
         joint = source.cut.joint
         if len(joint.outputs) != 1 or len(joint.tangents) != 1 or tensors(joint.outputs[0])[0].dim():
             raise ConfigError("a model that trains returns its loss, one scalar")
-        self.macros = Macros(source.cut, fuse=source.dtype in (torch.float32, torch.float64), device=source.device)
+        fuse, device = source.dtype in (torch.float32, torch.float64), source.device
+        self.macros = Macros(source.cut, fuse=fuse, device=device)
+        if compiler == "inductor":
+            recomputes = bool((compiled.dag.nodes.phase == Phase.R).any())
+            self.macros = CompiledMacros(source.cut, fuse=fuse, device=device, recomputes=recomputes)
         self.loss, self.tangent = joint.outputs[0].name, joint.tangents[0]
         counts = routed_counts(source.cut)
         biased = {name for name in joint.buffers.values() if name.endswith("router.bias")}
