@@ -20,11 +20,11 @@ class Device:
     """One accelerator.
 
     ``matmul_flops`` is the dense 16-bit peak in FLOP/s; the efficiencies are fractions of it, or of the
-    memory bandwidth, that long kernels reach; ``elementwise_efficiency`` is that of the norms, activations and
-    additions between matrix products. ``inner_overhead`` is the work that a matrix product adds to
-    its inner dimension before it streams (prologue and epilogue, in elements). ``launch_s`` is the least
-    time from one operation to the next in a program that is not compiled. ``context_bytes`` is taken before the first
-    tensor.
+    memory bandwidth, that long kernels reach; ``memory_efficiency`` is that of copies and of sums into gradients,
+    ``elementwise_efficiency`` that of the norms, activations and additions between matrix products.
+    ``inner_overhead`` is the work that a matrix product adds to its inner dimension before it streams (prologue and
+    epilogue, in elements). ``launch_s`` is the least time from one operation to the next in a program that is not
+    compiled. ``context_bytes`` is taken before the first tensor.
     """
 
     name: str

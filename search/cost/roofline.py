@@ -3,7 +3,8 @@
 A matrix product m x k x n is cut into output tiles that multiprocessors do in waves (``search.cost.product``), or
 takes the time of its bytes if that is longer. A flash kernel takes its FLOPs at its own rate, and the span of its
 longest block on one multiprocessor; an attention that writes its scores is products and memory-bound ops. Memory-bound
-ops take their bytes at a fraction of the bandwidth. A phase never takes less than its kernels take to launch.
+ops take their bytes at a fraction of the bandwidth; sums into gradients stream through it. A phase never takes less
+than its kernels take to launch.
 """
 
 from __future__ import annotations
@@ -116,7 +117,8 @@ class RooflineCost:
         known = self._compute.get(key)
         if known is None:
             whole = self._software.gathers_logits and chunk.region is Region.HEAD and tensor > 1
-            seconds = self._work_s(work, backward, sequences, tensor, sequence_parallel, context, expert, whole)
+            sums = phase is Phase.BW
+            seconds = self._work_s(work, backward, sequences, tensor, sequence_parallel, context, expert, whole, sums)
             known = self._compute[key] = (seconds, work)
         return known[0]
 
@@ -160,8 +162,10 @@ class RooflineCost:
         context: int,
         expert: int,
         whole: bool,
+        sums: bool,
     ) -> float:
-        """Time of one phase's kernels, one after another; ``whole``: a loss over the logits of all ranks."""
+        """Time of one phase's kernels, one after another; ``whole``: a loss over the logits of all ranks; ``sums``:
+        beside products there are only sums into gradients."""
         if sequences <= 0 or min(tensor, context, expert) < 1:
             raise ConfigError(
                 f"sequences must be positive and degrees at least 1, found {sequences} sequences, tensor "
@@ -173,13 +177,12 @@ class RooflineCost:
         if work.matmuls:
             products = sum(self._matmul_s(matmul, tokens, tensor, replicas, expert) for matmul in work.matmuls)
         else:
-            rate = device.matmul_flops * device.matmul_efficiency
+            flops = device.matmul_flops * device.matmul_efficiency
             moved = work.weight_bytes / tensor / self._bytes_per_s
-            products = max(work.matmul_flops * tokens / tensor / rate, moved)
-        moved = (
-            work.memory_bytes * (WHOLE_LOGITS if whole else 1 / tensor) + work.replicated_bytes / replicas
-        ) * tokens
-        traffic = moved / (device.memory_bytes_per_s * device.elementwise_efficiency)
+            products = max(work.matmul_flops * tokens / tensor / flops, moved)
+        part = WHOLE_LOGITS if whole else 1 / tensor
+        rate = device.memory_bytes_per_s * (device.memory_efficiency if sums else device.elementwise_efficiency)
+        traffic = (work.memory_bytes * part + work.replicated_bytes / replicas) * tokens / rate
         total = products + self._attention_s(work, tokens / tensor, backward) + traffic
         return max(total + work.kernels * VISIBLE_LAUNCH * device.launch_s, work.kernels * device.launch_s)
 
