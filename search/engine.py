@@ -94,6 +94,7 @@ def search(
                 state.evaluate(batch, generator, run)
             if tune and objective == "throughput":
                 _tune(state, space, run, seed, journal)
+            _prove(state, top, run)
         except KeyboardInterrupt:
             state.result.stopped = "interrupted"
     result = state.result
@@ -273,6 +274,18 @@ def _tune(state: _State, space: Space, run: Run, seed: int, journal: Path | None
             state.evaluate(batch, sampled, run)
             result.finer += len(batch)
     result.stopped = ended
+
+
+def _prove(state: _State, top: int, run: Run) -> None:
+    """Apply the programs of what will be reported, and verify their plans; what is refused there is no candidate."""
+    result, proved = state.result, set[Configuration]()
+    while fresh := [c.config for c in result.candidates[:top] if c.config not in proved]:
+        for config, outcome in zip(fresh, run(fresh, lambda: inf, proved=True), strict=True):
+            proved.add(config)
+            if isinstance(outcome, str):
+                result.rejected += 1
+                result.pruned[outcome] = result.pruned.get(outcome, 0) + 1
+                result.candidates = [c for c in result.candidates if c.config != config]
 
 
 def fix_of(config: Configuration) -> dict[str, tuple[str, ...]]:

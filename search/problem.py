@@ -20,7 +20,6 @@ from search.cost.roofline import RooflineCost
 from search.direct.score import Direct
 from search.evaluate import evaluate
 from search.generators.recipe import program_of
-from search.list_order import list_grid
 from search.objective import Objective
 from search.rounds import extended, rounds
 from search.space import Configuration
@@ -78,7 +77,7 @@ class Problem:
     def program(self, config: Configuration) -> tuple[Program, Mesh, tuple[int, ...]]:
         """Return the program of a configuration, its mesh, and its layers per stage."""
         counts, _ = self.costs.of(config)
-        grid = list_grid(config, self.bounds) if config.order == "list" else None
+        grid = self.direct.grid(config) if config.order == "list" else None
         program, mesh = program_of(config, counts, self.bucket_mib(config), grid)
         return program, mesh, counts
 

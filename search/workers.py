@@ -11,7 +11,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from math import inf
 from multiprocessing import get_context
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from piper_core.errors import DirectiveError, InfeasibleError, PlanError
 from search.candidate import Outcome
@@ -23,11 +23,12 @@ PR_SET_PDEATHSIG = 1
 _PROBLEM: Problem | None = None
 
 
-def _score(config: Configuration) -> Outcome:
-    """Evaluate in a worker; a configuration that does not apply or run comes back as its reason."""
+def _score(config: Configuration, proved: bool) -> Outcome:
+    """Evaluate in a worker, ``proved`` by apply and the verifier; a configuration that does not apply or run comes back
+    as its reason."""
     assert _PROBLEM is not None
     try:
-        return _PROBLEM.score(config)
+        return _PROBLEM.confirmed(config) if proved else _PROBLEM.score(config)
     except (DirectiveError, PlanError, InfeasibleError) as error:
         return f"rejected: {error}"
 
@@ -42,7 +43,14 @@ def _start_worker() -> None:
 
 
 Outcomes: TypeAlias = Iterator[Outcome | None]
-Run: TypeAlias = Callable[[Sequence[Configuration], Callable[[], float]], Outcomes]
+
+
+class Run(Protocol):
+    """Scores a batch until a deadline, ``proved`` or not."""
+
+    def __call__(
+        self, batch: Sequence[Configuration], deadline_s: Callable[[], float], *, proved: bool = False
+    ) -> Outcomes: ...
 
 
 @contextmanager
@@ -59,9 +67,9 @@ def evaluator(problem: Problem, workers: int | None) -> Iterator[Run]:
     def left(deadline_s: Callable[[], float]) -> float:
         return deadline_s() - time.perf_counter()
 
-    def here(batch: Sequence[Configuration], deadline_s: Callable[[], float]) -> Outcomes:
+    def here(batch: Sequence[Configuration], deadline_s: Callable[[], float], *, proved: bool = False) -> Outcomes:
         for config in batch:
-            yield _score(config) if left(deadline_s) > 0 else None
+            yield _score(config, proved) if left(deadline_s) > 0 else None
 
     if count <= 1:
         yield here
@@ -69,8 +77,8 @@ def evaluator(problem: Problem, workers: int | None) -> Iterator[Run]:
     pool = ProcessPoolExecutor(count, mp_context=get_context("fork"), initializer=_start_worker)
     running: list[Future[Outcome]] = []
 
-    def apart(batch: Sequence[Configuration], deadline_s: Callable[[], float]) -> Outcomes:
-        running[:] = [pool.submit(_score, config) for config in batch]
+    def apart(batch: Sequence[Configuration], deadline_s: Callable[[], float], *, proved: bool = False) -> Outcomes:
+        running[:] = [pool.submit(_score, config, proved) for config in batch]
         for future in running:
             seconds = left(deadline_s)
             try:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from piper_core.arch.chunk import ModelChunks
 from piper_core.arch.record import Architecture
 from piper_core.names import Sync
+from piper_core.schedule.grid import Grid, Layout
 from profiler.spec import Cluster
 from search.bound import Bounds
 from search.candidate import Score
@@ -37,6 +40,7 @@ class Direct:
         self.steps = (
             None if kinds is None else Steps(kinds, Prices(kinds, cost, cluster.gpus_per_node), model.dtype_bytes)
         )
+        self.grid = lru_cache(maxsize=64)(self._grid)
         self._flops = architecture.model_flops_per_token(model.seq_len)
 
     def covers(self, config: Configuration) -> bool:
@@ -48,7 +52,7 @@ class Direct:
         """
         if self.steps is None or self.cost.software != OWN:
             return False
-        if config.layout.value != "bidirectional":
+        if config.layout is not Layout.BIDIRECTIONAL:
             return True
         if config.zero >= 2 or self.steps.kinds.ties:
             return False
@@ -71,8 +75,16 @@ class Direct:
         """Return the order of a configuration's compute."""
         m, v = config.num_microbatches, config.virtual_stages
         if config.order == "list":
-            return order_of(list_grid(config, self.bounds), config.stages, m)
+            return order_of(self.grid(config), config.stages, m)
         return family_order(config.schedule, config.pp, m, v, config.stages)
+
+    def _grid(self, config: Configuration) -> Grid:
+        """Return the list scheduler's order, which takes it longer than all else here.
+
+        Raises:
+            InfeasibleError: no order keeps the memory of some row.
+        """
+        return list_grid(config, self.bounds)
 
     def assess(self, config: Configuration) -> Evaluation:
         """Simulate a configuration and count its memory.

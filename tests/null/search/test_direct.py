@@ -11,21 +11,23 @@ import numpy as np
 import pytest
 
 from piper_core import preset
-from piper_core.errors import InfeasibleError
+from piper_core.errors import DirectiveError, InfeasibleError
 from piper_core.schedule.compile import Compiled
 from piper_core.schedule.families import FAMILIES
 from piper_core.schedule.grid import Layout
 from piper_core.schedule.lower import lower
 from profiler.spec import load_cluster
+from search.candidate import Score
 from search.cost.price import node_seconds
 from search.cost.roofline import RooflineCost
 from search.cost.software import Software
 from search.direct.kinds import kinds_of
 from search.direct.score import Direct
+from search.engine import search
 from search.evaluate import Evaluation, assess
 from search.problem import Problem
 from search.simulator.lower import action_seconds
-from search.space import BUCKETS, CUTS, OUTERS, PREFETCHES, STREAMS, Configuration, Space
+from search.space import BUCKETS, CUTS, OUTERS, PREFETCHES, STREAMS, Configuration, Space, parse_fix
 from tests.null.search.alike import differences
 
 SEQ_LEN, BATCH = 512, 48
@@ -176,3 +178,49 @@ def test_rows_that_lie_on_nodes_differently_are_not_covered_where_they_share_a_s
     assert not direct(given).covers(config)
     assert direct(given).covers(replace(config, schedule="1f1b"))
     assert not isinstance(long_way(given, config), str)
+
+
+def test_what_is_reported_was_applied_and_proved_to_run() -> None:
+    proved: list[Configuration] = []
+
+    class Watched(Problem):
+        def confirmed(self, config: Configuration) -> Score:
+            proved.append(config)
+            return super().confirmed(config)
+
+    given = Watched(preset("tiny-llama"), load_cluster("p4de"), 4, 16, SEQ_LEN)
+    space = Space(given.architecture, 4, 8, 16, SEQ_LEN, parse_fix(["pp=2", "zero=1", "b=2", "cuts=even", "cp=1"]))
+    found = search(given, space, top=4, budget_s=1e6, workers=1, tune=False)
+    assert {candidate.config for candidate in found.candidates[:4]} <= set(proved)
+    assert len(found.candidates) > 4 > len(proved) - len(found.candidates)
+
+
+def test_a_candidate_that_apply_refuses_is_none() -> None:
+    class Doubting(Problem):
+        def confirmed(self, config: Configuration) -> Score:
+            if config.schedule == "1f1b":
+                raise DirectiveError("refused")
+            return super().confirmed(config)
+
+    given = Doubting(preset("tiny-llama"), load_cluster("p4de"), 4, 16, SEQ_LEN)
+    space = Space(
+        given.architecture,
+        4,
+        8,
+        16,
+        SEQ_LEN,
+        parse_fix(["pp=2", "zero=1", "b=2", "cuts=even", "cp=1", "schedule=1f1b,zb_h1"]),
+    )
+    found = search(given, space, top=100, budget_s=1e6, workers=1, tune=False)
+    assert found.rejected > 0
+    assert {candidate.config.schedule for candidate in found.candidates} == {"zb_h1"}
+    assert sum(found.pruned.values()) + len(found.candidates) == found.size
+
+
+def test_a_long_step_is_proved_by_a_shorter_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("search.problem.LONG", 100)
+    given = Problem(preset("tiny-llama"), load_cluster("p4de"), 4, 96, SEQ_LEN)
+    config = Configuration(2, 1, 2, 1, "1f1b", 1, 1, 1, 48, "none", False, "balanced")
+    assert given._shorter(config) is not None
+    assert given.confirmed(config) == given.score(config)
+    assert not differences(asdict(given._slow(config)), asdict(given.score(config)), within=1e-6)
