@@ -8,6 +8,7 @@ from pathlib import Path
 from piper_core.arch.record import Architecture
 from piper_core.errors import ConfigError
 from profiler import console
+from profiler.record import Profile
 from profiler.spec import Cluster
 from search.pricing import Pricing
 from search.profiled import local_profile, threads_of
@@ -17,6 +18,8 @@ NONE, AUTO = "none", "auto"
 AUTO_BUDGET_S = 60.0
 
 
+MOST_RANKS = 2
+"""Ranks among which transfers must have been measured; those of more are fitted."""
 MOST_SEQUENCES = 16
 """Largest microbatch that is measured; larger ones are fitted."""
 
@@ -25,7 +28,8 @@ def choose_profile(
     named: str | None, architecture: Architecture, cluster: Cluster, ranks: int, batch: tuple[int, int], *, hidden: bool
 ) -> Pricing | None:
     """Return what to price with, None for presets: what was ``named`` (a file, ``none``, or ``auto``: the store's own,
-    and where it has none one that is taken now), else the store's own. ``batch`` is sequences and tokens in each.
+    and where it has none, or not of this, one that is taken now), else the store's own. ``batch`` is (sequences, tokens
+    in each).
 
     Raises:
         ConfigError: no such file, a profile of another model, or nothing here to measure on.
@@ -35,13 +39,21 @@ def choose_profile(
     if named == NONE:
         return None
     path = local_profile(architecture, cluster, ranks) if named in (None, AUTO) else Path(str(named))
-    if path is None and named == AUTO:
+    found = None if path is None else Pricing.of(path)
+    if named == AUTO and (found is None or _lacks(found.profile, ranks, batch[1])):
         path = _take(architecture, cluster, ranks, batch, hidden=hidden)
-    if path is None:
+        found = Pricing.of(path)
+    if found is None:
         return None
-    found = Pricing.of(path)
-    check_model(found.profile, architecture.name, model_digest(architecture), f"--profile {path}")
+    check_model(found.profile, architecture.name, model_digest(architecture), f"--profile {found.path}")
     return found
+
+
+def _lacks(profile: Profile, ranks: int, seq_len: int) -> bool:
+    """Say whether a profile was taken for another search: of sequences of another length, or of fewer ranks."""
+    lengths = {site.seq_len for site in profile.sites}
+    most = max((each.ranks for each in profile.transfers), default=1)
+    return seq_len not in lengths or most < min(ranks, MOST_RANKS)
 
 
 def _take(

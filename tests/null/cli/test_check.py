@@ -25,7 +25,7 @@ TEN_LINES = GOLDEN / "readme" / "ten_lines.yaml"
 KEYS = {
     "nodes", "edges", "actions", "streams", "rows", "ranks", "gpus", "stages", "microbatches", "compile_s", "verify_s",
     "verified", "error", "canonical", "derived_rows", "notes",
-    "predicted", "not_priced", "changes",
+    "predicted", "not_priced", "not_by", "changes",
 }  # fmt: skip
 PIPELINE: list[dict[str, Any]] = [
     {"op": "split", "filter": {}, "dim_name": "MB", "num_microbatches": 4},

@@ -18,6 +18,7 @@ from profiler.store import load as load_profile
 from profiler.store import model_digest, place, save
 from search.calibrate import Calibration, recalibrate, stretched
 from search.cli import main
+from search.cli.choose_profile import choose_profile
 from search.engine import search
 from search.history import digest_of, history, remember, short
 from search.pricing import Pricing
@@ -145,6 +146,28 @@ def test_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         capsys, "--cluster", "p4de", "--seq-len", "512", "--profile", "auto", *out
     )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_auto_measures_what_its_own_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another length of sequences is measured; the measuring itself is made up."""
+    monkeypatch.setenv("PIPER_PROFILES", str(tmp_path))
+    here = machine("cpu", max(1, machine("cpu").count // 2))
+    path = place(here, LLAMA.name, model_digest(LLAMA), "float32")
+    save(replace(TAKEN, machine=here), path)
+    asked: list[tuple[int, tuple[int, ...]]] = []
+
+    def measured(architecture: object, device: str, *, seq_len: int, micro_batch: tuple[int, ...], **_: object) -> Path:
+        asked.append((seq_len, micro_batch))
+        return path
+
+    monkeypatch.setattr("profiler.take.measured", measured)
+    for length, batch in ((128, 16), (64, 16), (64, 2)):
+        found = choose_profile("auto", LLAMA, CPU, 2, (batch, length), hidden=True)
+        assert found is not None
+        assert found.path == path
+    assert asked == [(64, (1, 4, 16)), (64, (1, 2))]
+    assert choose_profile(None, LLAMA, CPU, 2, (16, 64), hidden=True) is not None
+    assert len(asked) == 2, "only auto measures"
 
 
 def test_a_search_goes_on_with_the_same_costs_only(
