@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from piper_core.errors import ConfigError
 from piper_core.models import build_model
 from piper_core.runtime.model import ArchitectureSource, ModelSource, ModuleSource
+from piper_core.runtime.optimizer import AdamW
 from piper_core.runtime.program import Training
 from piper_core.runtime.reference import Reference
 from piper_core.runtime.slices import Slicing
@@ -18,8 +19,8 @@ from piper_core.runtime.slices import Slicing
 LIMITS = {torch.float64: 1e-8, torch.float32: 1e-5}
 """Largest difference that rounding explains, relative to the largest value of each tensor; 3e-2 in narrower types."""
 DRIFT = 1e-2
-"""The limit after the first step, but for float64: AdamW divides gradients by their size, which makes steps of those
-that are nothing but rounding, and one process rounds otherwise than many."""
+"""The limit after AdamW's first step, but for float64: it divides gradients by their size, which makes steps of those
+that are nothing but rounding, and one process rounds otherwise than many. Under SGD rounding adds up step by step."""
 FLOOR = 1e-3
 """What values are at least taken to be as large as, so that tensors of next to nothing do not count."""
 
@@ -60,17 +61,16 @@ class OneProcess:
             model = source.module
         else:
             raise ConfigError("only built-in models and modules can be compared with one process")
-        self._limits = (
-            LIMITS.get(source.dtype, 3e-2),
-            LIMITS[source.dtype] if source.dtype == torch.float64 else DRIFT,
-        )
+        self._limit = LIMITS.get(source.dtype, 3e-2)
+        self._drifts = source.dtype != torch.float64 and isinstance(training.optimizer, AdamW)
         self._steps = 0
         self._reference = Reference(model, slicing, training)
 
     def step(self, batch: tuple[Tensor, ...], loss: float, gradients: Mapping[str, Tensor]) -> Difference:
         """Train one step and say how the run's loss and gradients differ."""
         wanted = self._reference.step(*batch)
-        limit, self._steps = max(self._limits) if self._steps else self._limits[0], self._steps + 1
+        drifted, self._steps = self._drifts and self._steps > 0, self._steps + 1
+        limit = max(self._limit, DRIFT) if drifted else self._limit * self._steps
         worst = max(
             ((difference(gradients[name], value), name) for name, value in wanted.gradients.items()),
             default=(0.0, ""),
