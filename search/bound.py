@@ -15,7 +15,7 @@ from math import ceil, inf
 from piper_core.arch.chunk import Chunk
 from piper_core.names import Collective
 from piper_core.schedule.families import FAMILIES
-from piper_core.schedule.grid import Layout
+from piper_core.schedule.grid import Grid, Layout
 from search.cost.base import CostModel
 from search.floors import Floors
 from search.partial_bound import (
@@ -51,6 +51,7 @@ class Bounds(Floors):
         self.widest = lru_cache(maxsize=None)(self._widest)
         self._known_syncs: dict[tuple[object, ...], StageSync] = {}
         self._shapes: dict[tuple[object, ...], Shape] = {}
+        self.orders: dict[Configuration, Grid] = {}  # of the list scheduler
 
     def time_bound(self, config: Configuration, gap: float | None = None, capacity_bytes: float = inf) -> float:
         """Return seconds that a step takes at least, whatever the order and the streams (level 1); of orders that fit

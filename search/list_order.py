@@ -18,9 +18,18 @@ def list_grid(config: Configuration, bounds: Bounds) -> Grid:
     """Return an order of the configuration's compute on its rows that is short at the stages' own seconds and keeps
     each row's memory, without overlap groups.
 
+    The order is kept with the bounds: bucket, prefetch and streams do not change it.
+
     Raises:
         InfeasibleError: no order keeps the memory of some row.
     """
+    plain = config.plain
+    if plain not in bounds.orders:
+        bounds.orders[plain] = _list_grid(plain, bounds)
+    return bounds.orders[plain]
+
+
+def _list_grid(config: Configuration, bounds: Bounds) -> Grid:
     family, shape = FAMILIES[config.schedule], bounds.shape(config)
     room, lost = bounds.capacity_bytes * (1 - MARGIN) - bounds.context_bytes, 1 + TIGHT_GAPS[1]
     problem = pipeline_problem(
