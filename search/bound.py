@@ -102,8 +102,8 @@ class Bounds(Floors):
         known = shape.busy.get((overlapping, split))
         if known is None:
             exchange = not overlapping
-            each = {id(s): (s.forward(exchange=exchange), backward_s(s, split, exchange), s.backward(), compute_s(s),
-                            talk_s(s, config)) for s in shape.stages}  # fmt: skip
+            each = {at: (s.forward(exchange=exchange), backward_s(s, split, exchange), s.backward(), compute_s(s),
+                            talk_s(s, config)) for at, s in {id(s): s for s in shape.stages}.items()}  # fmt: skip
             forward, backward, whole, compute, talk = zip(*(each[id(s)] for s in shape.stages), strict=True)
             before = [0.0, *accumulate([f + shape.message_s for f in forward])]
             after = [0.0, *accumulate([b + shape.message_s for b in whole])]

@@ -21,10 +21,8 @@ from search.workers import Run, evaluator
 
 __all__ = ["Candidate", "Problem", "Result", "candidate_data", "pareto", "search", "to_data"]
 
-BATCH, FEW = 8, 2
-"""Configurations evaluated between two decisions, whatever the number of workers: of a model with over ``MANY_CHUNKS``
-chunks, whose evaluation takes seconds, the smaller number."""
-MANY_CHUNKS = 200
+BATCH = 8
+"""Configurations evaluated between two decisions, whatever the number of workers."""
 FINER = "not tried: other buckets, prefetches or streams of configurations that were evaluated"
 PATIENCE = 5
 """How many times its budget a search goes on for while nothing that fits has been found. The first batch is never cut
@@ -87,7 +85,7 @@ def search(
             state.main = generator
             while state.running:
                 state.floor = generator.bound()
-                batch = generator.ask(state.batch, state.threshold(top), state.deadline_s())
+                batch = generator.ask(BATCH, state.threshold(top), state.deadline_s())
                 if generator.expired or not batch:
                     state.result.stopped = "budget" if generator.expired else "proved"
                     break
@@ -121,7 +119,6 @@ class _State:
         self.problem, self.result, self.budget_s, self.share = problem, result, budget_s, share
         self.database, self.progress = database, progress
         self.start = time.perf_counter()
-        self.batch = BATCH if len(problem.model.chunks) <= MANY_CHUNKS else FEW
         self.seen: dict[Configuration, Candidate] = {}
         self.known = database.known if database is not None else {}
         self.told: set[Configuration] = set()
@@ -236,7 +233,7 @@ def _seed(state: _State, space: Space, run: Run) -> None:
     )  # fmt: skip
     whole, state.share = state.share, state.share * SEEDING
     while state.running:
-        batch = narrow.ask(state.batch, state.threshold(SEEDS), state.deadline_s())
+        batch = narrow.ask(BATCH, state.threshold(SEEDS), state.deadline_s())
         if narrow.expired or not batch:
             break
         state.evaluate(batch, narrow, run)

@@ -25,10 +25,11 @@ class Floors(Shapes):
         if known is None:
             copies = 2 if config.layout is Layout.BIDIRECTIONAL else 1
             dense, expert = config.dp * config.cp * copies, config.dp // config.ep * config.cp * copies
+            each = {at: (n.over(1, 1), n.over(dense, expert)) for at, n in {id(n): n for n in mine.numel}.items()}
+            sizes = [each[id(n)] for n in mine.numel]
             known = []
-            for held in shape.mine:
-                whole = sum(mine.numel[s].over(1, 1) for s in held)
-                part = sum(mine.numel[s].over(dense, expert) for s in held)
+            for row in shape.mine:
+                whole, part = sum([sizes[s][0] for s in row]), sum([sizes[s][1] for s in row])
                 known.append(
                     COMPUTE_BYTES * (part if config.zero >= 3 else whole)
                     + GRADIENT_BYTES * (part if config.zero >= 2 else whole)

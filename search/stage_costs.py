@@ -212,7 +212,7 @@ class StageCosts:
     def _layers_per_stage(
         self, layout: Layout, pp: int, v: int, cuts: str, weights: tuple[float, float, float]
     ) -> tuple[int, ...]:
-        """Return layers per stage; ``weights`` are seconds of (embedding, layer, head) for one microbatch."""
+        """Return layers per stage; ``weights`` are what (embedding, layer, head) take, to a thousandth of a layer."""
         stages = pp if layout is Layout.BIDIRECTIONAL else pp * v
         if cuts == "even":
             short, longer = divmod(self.model.layers, stages)
@@ -230,8 +230,10 @@ class StageCosts:
             if policy == Recompute.NONE or policy.isdecimal()
             else [a + r for a, r in zip(kinds, again, strict=True)]
         )
-        mean = sum(each[kind].forward() + each[kind].backward() for kind in self.kind_of) / len(self.kind_of)
-        weights = embed.forward() + embed.backward(), mean, head.forward() + head.backward()
+        (layers,) = self.composition((self.model.layers,))
+        mean = sum(n * (kind.forward() + kind.backward()) for kind, n in zip(each, layers, strict=True)) / sum(layers)
+        ends = (embed.forward() + embed.backward(), head.forward() + head.backward())
+        weights = round(ends[0] / mean, 3), 1.0, round(ends[1] / mean, 3)
         counts = self.layers_per_stage(layout, pp, v, cuts, weights)
         held = self.composition(counts)
         repeated = self.repeated(counts, policy)
