@@ -72,9 +72,9 @@ def trace_model(
         key = {"file": str(path.resolve()), "function": function, "micro_batch": micro_batch, **options}
         return store.get(key, lambda: _trace_function(path, function, micro_batch, kernels))
     architecture = model if isinstance(model, Architecture) else load_architecture(str(model))
-    length = seq_len or min(DEFAULT_SEQ_LEN, architecture.max_seq)
-    if length < 1 or (architecture.learned_positions and length > architecture.learned_positions):
-        most = architecture.learned_positions
+    most = architecture.max_seq
+    length = min(DEFAULT_SEQ_LEN, most) if seq_len is None else seq_len
+    if not 1 <= length <= most:
         raise ConfigError(f"model {architecture.name!r}: sequence length must be 1 to {most}, found {length}")
     key = {"architecture": asdict(architecture), "seq_len": length, "dtype": dtype, **options}
     degrees.check(architecture, length)

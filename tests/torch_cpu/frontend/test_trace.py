@@ -207,6 +207,7 @@ def test_table(cache: Cache, capsys: pytest.CaptureFixture[str]) -> None:
         (["--model", "lama9b"], "unknown model 'lama9b'; the nearest names are llama9b"),
         (["--model", "tiny-llama", "--seq-len", "0"], "must be an integer of at least 1"),
         (["--model", "gpt3-175b", "--seq-len", "4096"], "sequence length must be 1 to 2048, found 4096"),
+        (["--model", "tiny-llama", "--seq-len", "4096"], "sequence length must be 1 to 2048, found 4096"),
         (["--model", "tiny-llama", "--dtype", "int8"], "dtype must be bfloat16, float16, float32, float64"),
         (["--model", "nowhere.py:make"], "no file 'nowhere.py'"),
         ([], "required: --model"),
