@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
-from math import exp, log
+from math import exp, isfinite, log
 from statistics import median
 
 from piper_core.names import Phase, Recompute, Region
@@ -23,6 +23,8 @@ FITTED = 0.1
 """Least relative uncertainty of a fitted answer: fits that happen to agree promise nothing for the next shape."""
 OTHER_GROUP = 0.3
 """Relative uncertainty of a collective in a group of a size that was not measured: topology decides, and is unknown."""
+ONCE = 1.0
+"""Relative uncertainty of a fit to what was timed once, and so has no interval: a factor of two either way."""
 
 
 class Origin(StrEnum):
@@ -49,7 +51,7 @@ class Answer:
 
     @staticmethod
     def fitted(seconds: float, doubt: float) -> Answer:
-        seconds = max(0.0, seconds)
+        seconds, doubt = max(0.0, seconds), doubt if isfinite(doubt) else ONCE
         return Answer(seconds, seconds / (1 + doubt), seconds * (1 + doubt), Origin.FITTED)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from piper_core.frontend.degrees import Degrees
 from piper_core.names import Phase, Region
 from profiler.fit import FITTED, OTHER_GROUP, Chunks, Curve, Origin, Transfers, Updates, overlap_factor
-from profiler.record import Site, Transfer
+from profiler.record import Sample, Site, Transfer
 from tests.null.profiler.made import ALPHA, BETA, SEQ, WIDTHS, around, bare, profile
 
 sizes = st.floats(1.0, 1e9)
@@ -70,6 +70,18 @@ def test_sizes_of_microbatches_lie_on_a_line() -> None:
         assert found.seconds == close(1e-3 * (0.5 + 0.5 * b))
         assert found.origin is Origin.FITTED
         assert found.high_s / found.seconds >= 1 + FITTED * (1 - 1e-9)
+
+
+def test_what_was_timed_once_is_doubted_by_a_factor_of_two() -> None:
+    """A budget that ended in the middle leaves single times, which have no interval."""
+    once = Sample((2e-3,))
+    curve = Curve([(1.0, around(1e-3)), (4.0, once)])
+    assert (curve(16.0).low_s, curve(16.0).high_s) == (curve(16.0).seconds / 2, curve(16.0).seconds * 2)
+    made = profile(micro_batch=(1, 2))
+    chunks = {digest: replace(each, sample=once) for digest, each in made.chunks.items()}
+    found = Chunks(replace(made, chunks=chunks))(site(b=8), proportional)
+    assert found is not None
+    assert 1.5 * found.seconds < found.high_s < 2 * found.seconds
 
 
 def test_other_shapes_take_the_efficiency_of_the_nearest() -> None:
