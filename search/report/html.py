@@ -269,7 +269,7 @@ def _space(result: Mapping[str, Any]) -> str:
         for name, values in result.get("axes", {}).items()
     )
     size, simulated = space["size"], space["simulated"]
-    counted = f"{size:,} configurations, orders not counted; {simulated:,} built, verified and simulated"
+    counted = f"{size:,} configurations, orders not counted; {simulated:,} lowered and simulated"
     return (
         f"<p>{counted}; the rest ruled out:</p>"
         f'<div class="pair"><div><table>{rows}</table></div><div class="wide"><table>{axes}</table></div></div>'

@@ -152,7 +152,7 @@ def summary(result: Result, space: Space, top: int) -> list[str]:
     lines.append(f"space: N = {result.size:,} configurations, orders not counted ({axes})")
     pruned = ", ".join(f"{reason} {n:,}" for reason, n in sorted(result.pruned.items(), key=lambda item: -item[1]))
     tried = f" ({result.reordered} with the list scheduler's order)" if result.reordered else ""
-    lines.append(f"{result.simulated:,} built, verified and simulated{tried}; the rest ruled out: {pruned or 'none'}")
+    lines.append(f"{result.simulated:,} lowered and simulated{tried}; the rest ruled out: {pruned or 'none'}")
     shown = min(top, len(result.candidates))
     lines.append(
         f"proof gap under these costs: {_gap(result.proof_gap)} over every order, bucket, prefetch and stream; "

@@ -98,7 +98,7 @@ def shape(text: str) -> list[str]:
         if re.match(r" *\d+  ", line) or "──" in line:  # a candidate
             continue
         head = re.match(r"( *#.*|space: N = [\d,]+ |[a-z][^\d]*|\S+ .*(?= wins: ))", line)
-        built = re.search(r"built, verified and simulated(?= \(\d+ with the list scheduler's order\);|;)", line)
+        built = re.search(r"lowered and simulated(?= \(\d+ with the list scheduler's order\);|;)", line)
         kept.append(built[0] if built else "headline" if " wins: " in line else head[0] if head else line)
     return [re.sub(" +", " ", line) for line in kept]
 

@@ -125,7 +125,7 @@ def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ranks = [words[0] for words in map(str.split, lines) if len(words) > 15 and "".join(words[:4]).isdecimal()]
     assert ranks == ["1", "2", "3"]
     text = "\n".join(lines)
-    for words in ("layers per stage of the best", "space: N = ", "built, verified and simulated", "proof gap",
+    for words in ("layers per stage of the best", "space: N = ", "lowered and simulated", "proof gap",
                   f"written: {tmp_path / 'best.strategy.yaml'}"):  # fmt: skip
         assert words in text
     assert {path.name for path in tmp_path.iterdir()} == WRITTEN
