@@ -1,6 +1,6 @@
-"""The inner loops: the longest path, and events where compute and collectives slow each other.
+"""The inner loops: the longest path, events where compute and collectives slow each other, what waiting is due to.
 
-Both are written in the subset of Python that numba compiles; small plans run them as they are, on lists, since
+They are written in the subset of Python that numba compiles; small plans run them as they are, on lists, since
 importing numba takes longer than they do, and so do all where there is no numba. The numbers are the same to the bit.
 """
 

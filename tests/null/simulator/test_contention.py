@@ -110,11 +110,14 @@ def test_compiled_loops_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(loops, "_compiled", None)
     monkeypatch.setattr(loops, "PATIENCE", 10**12)
     plain = [simulate(plan, seconds, slowdown=1.25) for plan, seconds in cases]
+    waits = [each.exposed_s() for each in plain]
     monkeypatch.setattr(loops, "PATIENCE", -1)
     monkeypatch.setattr(loops, "COLD", -1)
     compiled = [simulate(plan, seconds, slowdown=1.25) for plan, seconds in cases]
     assert loops._compiled is not None
-    for a, b in zip(plain, compiled, strict=True):
+    assert any(each.any() for each in waits)
+    for a, b, wait in zip(plain, compiled, waits, strict=True):
+        assert b.exposed_s().tolist() == wait.tolist()
         assert (a.start_s.tolist(), a.late_end_s.tolist(), a.step_time_s) == (
             b.start_s.tolist(), b.late_end_s.tolist(), b.step_time_s,
         )  # fmt: skip
