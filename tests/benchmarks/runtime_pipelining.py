@@ -5,7 +5,11 @@ median of ratios is shown, of wall time and of the CPU seconds of both processes
 use the machine too). "path" is our step against the longest path through its own order at the chunk times measured in
 steps of the same round: what is above 1 is what the runtime adds. Limits on wall time hold on a machine that does
 nothing else: PIPER_BENCH_SHARED=1 prints without judging. PIPER_BENCH_PAIRS sets the number of pairs,
-PIPER_BENCH_SCHEDULES and PIPER_BENCH_SHAPES choose. All of it takes about four minutes on two cores.
+PIPER_BENCH_SCHEDULES and PIPER_BENCH_SHAPES choose.
+
+PIPER_BENCH_SHAPES=compiled is half the first model with both sides compiled by Inductor, ours chunk by chunk, torch's stage
+by stage; only for schedules whose backward is whole, since torch does not split a compiled one. Heaps keep what is
+freed, for both systems.
 """
 
 from __future__ import annotations
@@ -13,7 +17,6 @@ from __future__ import annotations
 import os
 import re
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -38,12 +41,16 @@ class Shape:
     limit: float
     each: float
     path: float | None
+    compiled: bool = False
 
 
 SHAPES = (
     Shape("compute", 512, 256, 8, 8, 7, 0.97, 1.0, 1.05),
     Shape("runtime", 64, 32, 64, 8, 9, 0.7, 1.0, None),
+    Shape("compiled", 512, 256, 8, 4, 7, 1.0, 1.0, None, compiled=True),
 )
+WHOLE = ("GPipe", "1F1B", "Interleaved1F1B")
+"""Schedules whose backward is whole."""
 SCHEDULES = {
     "GPipe": ("ScheduleGPipe", "gpipe", 1),
     "1F1B": ("Schedule1F1B", "1f1b", 1),
@@ -63,6 +70,7 @@ def main() -> int:
 
     torch.set_num_threads(1)
     ranks.LIMIT_S = 900.0
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool of its own in each rank
     chosen = os.environ.get("PIPER_BENCH_SCHEDULES", ",".join(SCHEDULES)).split(",")
     shapes = [s for s in SHAPES if s.name in os.environ.get("PIPER_BENCH_SHAPES", "compute,runtime")]
     judged, kept = os.environ.get("PIPER_BENCH_SHARED", "") in ("", "0"), True
@@ -72,7 +80,7 @@ def main() -> int:
               f"{shape.microbatches} microbatches")  # fmt: skip
         print(f"{'schedule':24}{'ours ms':>9}{'torch ms':>10}{'ratio':>8}{'limit':>7}{'CPU':>8}{'path':>8}")
         table = []
-        for schedule in chosen:
+        for schedule in (each for each in chosen if not shape.compiled or each in WHOLE):
             with tempfile.TemporaryDirectory() as folder:
                 found = ranks.on_ranks(compare, RANKS, f"{folder}/store", shape, schedule)
             pairs = list(zip(*(each.pairs for each in found), strict=True))
@@ -222,6 +230,8 @@ def torch_step(
     for s in mine:
         part = Part(s * size, (s + 1) * size, embed=s == 0, head=s == count - 1)
         module = build_stage(architecture, part, seed=1)
+        if shape.compiled:
+            module.compile()
         modules.append(module)
         stages.append(pipelining.PipelineStage(module, s, count, torch.device("cpu")))
     make = getattr(pipelining.schedules, kind)
@@ -277,7 +287,7 @@ def our_program(rank: int, shape: Shape, schedule: str, order: dict[int, list[An
     ]
     dag = training_dag(model_chunks(architecture, shape.seq_len), global_batch=shape.microbatches, sync=Sync.NONE)
     compiled = compile_program(Program.parse(data), dag)
-    lowering = Lowering(compiled, source(shape))
+    lowering = Lowering(compiled, source(shape), compiler="inductor" if shape.compiled else "none")
     program = RankProgram(lowering, rank, GlooCommunicator(), Training(AdamW(1e-3)))
     one_by_one = (tuple((a,) for slot in parse_slots(rows[str(r)]) for a in slot) for r in range(RANKS))
     return program, Grid(tuple(one_by_one))
@@ -290,7 +300,3 @@ def _word(action: Any) -> str:
         return ""
     kind = {"F": "F", "B": "B", "I": "BI", "W": "BW"}[match[2]]
     return f"{match[1]}{kind}{match[3]}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())
