@@ -42,7 +42,7 @@ class Software:
         """Return the part of a region's tensor-parallel collective that compute waits for; over 1 where it runs more
         often than the contract has it."""
         backward = phase in (Phase.B, Phase.BI)
-        split = self.separate_gate and region is Region.MLP and backward and kind is Collective.ALL_REDUCE
+        split = self.separate_gate and region is Region.MLP and backward and kind in REDUCES
         times = float(GATE_AND_UP if split else 1)
         # of the gathers of a whole backward one is of the output's gradient, where the region has any to gather
         gradients = 1 if phase is Phase.B and region in BLOCKS else 0
