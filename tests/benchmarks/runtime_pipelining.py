@@ -7,9 +7,8 @@ steps of the same round: what is above 1 is what the runtime adds. Limits on wal
 nothing else: PIPER_BENCH_SHARED=1 prints without judging. PIPER_BENCH_PAIRS sets the number of pairs,
 PIPER_BENCH_SCHEDULES and PIPER_BENCH_SHAPES choose.
 
-PIPER_BENCH_SHAPES=compiled is half the first model with both sides compiled by Inductor, ours chunk by chunk, torch's stage
-by stage; only for schedules whose backward is whole, since torch does not split a compiled one. Heaps keep what is
-freed, for both systems.
+PIPER_BENCH_SHAPES=compiled is half the first model with both sides compiled by Inductor, ours chunk by chunk, torch's
+stage by stage; only for schedules whose backward is whole. Heaps keep what is freed, for both systems.
 """
 
 from __future__ import annotations
