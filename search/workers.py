@@ -78,6 +78,11 @@ def evaluator(problem: Problem, workers: int | None) -> Iterator[Run]:
     running: list[Future[Outcome]] = []
 
     def apart(batch: Sequence[Configuration], deadline_s: Callable[[], float], *, proved: bool = False) -> Outcomes:
+        if proved and not all(
+            future.done() for future in running
+        ):  # workers are still at what the last deadline cut short
+            yield from here(batch, deadline_s, proved=proved)
+            return
         running[:] = [pool.submit(_score, config, proved) for config in batch]
         for future in running:
             seconds = left(deadline_s)
