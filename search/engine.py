@@ -17,7 +17,7 @@ from search.problem import Candidate, Problem
 from search.result import Result, candidate_data, pareto, to_data
 from search.shortfall import nothing_found
 from search.space import Configuration, Space, why_empty
-from search.workers import Run, evaluator
+from search.workers import Outcomes, Run, evaluator
 
 __all__ = ["Candidate", "Problem", "Result", "candidate_data", "pareto", "search", "to_data"]
 
@@ -82,16 +82,20 @@ def search(
     with evaluator(problem, workers) as run:
         try:
             _seed(state, space, run)
+            reorder = _Reorder(state, run)
+            if tune and objective == "throughput":
+                reorder.begin()
             state.main = generator
             while state.running:
                 state.floor = generator.bound()
                 batch = generator.ask(BATCH, state.threshold(top), state.deadline_s())
+                reorder.end()
                 if generator.expired or not batch:
                     state.result.stopped = "budget" if generator.expired else "proved"
                     break
                 state.evaluate(batch, generator, run)
             if tune and objective == "throughput":
-                _tune(state, space, run, seed, journal)
+                _tune(state, space, run, reorder, seed, journal)
             _prove(state, top, run)
         except KeyboardInterrupt:
             state.result.stopped = "interrupted"
@@ -145,10 +149,16 @@ class _State:
         tried = self.result.simulated or self.result.rejected
         return self.start + self.budget_s * (self.share if self.seen else PATIENCE) if self.seen or tried else inf
 
-    def evaluate(self, batch: Sequence[Configuration], generator: Generator, run: Run) -> None:
+    def begin(self, batch: Sequence[Configuration], run: Run) -> Outcomes:
+        """Begin to evaluate what is not known yet of a batch."""
+        return iter(run([config for config in batch if config not in self.known], self.deadline_s))
+
+    def evaluate(
+        self, batch: Sequence[Configuration], generator: Generator, run: Run, begun: Outcomes | None = None
+    ) -> None:
         """Evaluate a batch, tell the generator, keep what fits, and stop at the end of the budget."""
         result, known = self.result, self.known
-        fresh = iter(run([config for config in batch if config not in known], self.deadline_s))
+        fresh = self.begin(batch, run) if begun is None else begun
         told: list[tuple[Configuration, Outcome]] = []
         for config in batch:
             outcome = known[config] if config in known else next(fresh)
@@ -195,8 +205,9 @@ class _State:
         result, candidate = self.result, Candidate(config, self.problem.costs.of(config)[0], score)
         result.simulated += 1
         if score.fits == "yes":
-            plain = self.seen.get(config.plain)
-            if plain is None or score.step_time_s < plain.score.step_time_s * (1 - SAME):
+            simpler = (config.plain, replace(config.plain, order=config.order))
+            known = [self.seen[each].score.step_time_s for each in simpler if each != config and each in self.seen]
+            if score.step_time_s < min(known, default=inf) * (1 - SAME):
                 self.seen[config] = candidate
         else:
             result.close += score.fits == "close"
@@ -242,18 +253,43 @@ def _seed(state: _State, space: Space, run: Run) -> None:
         state.result.stopped = ""
 
 
-def _tune(state: _State, space: Space, run: Run, seed: int, journal: Path | None) -> None:
+class _Reorder:
+    """The list scheduler's orders of the best so far. Other processes find them while this one bounds."""
+
+    def __init__(self, state: _State, run: Run) -> None:
+        self.state, self.run = state, run
+        self.ordered: set[Configuration] = set()
+        self.orders: list[Configuration] = []
+        self.begun: Outcomes = iter(())
+
+    def begin(self) -> None:
+        best = [c.config for c in self.state.result.candidates if c.config.pp > 1 and c.config.num_microbatches > 1]
+        fresh = dict.fromkeys(config.plain for config in best[:REORDERED])
+        self.orders = [replace(config, order="list") for config in fresh if config not in self.ordered]
+        self.ordered.update(fresh)
+        self.begun = self.state.begin(self.orders, self.run)
+
+    def end(self) -> None:
+        if not self.orders:
+            return
+        result, stopped = self.state.result, self.state.result.stopped
+        before = result.close, result.too_big
+        self.state.evaluate(self.orders, _Given(result.least_left_s), self.run, self.begun)
+        result.reordered += len(self.orders)
+        result.close, result.too_big = before  # other orders are no configurations of their own
+        result.stopped = result.stopped or stopped
+        self.orders = []
+
+
+def _tune(state: _State, space: Space, run: Run, reorder: _Reorder, seed: int, journal: Path | None) -> None:
     """Try what a configuration leaves open for the best ones: the list scheduler's order, then finer choices."""
     from search.generators.sampled import Sampled
 
-    result, before = state.result, (state.result.close, state.result.too_big)
+    result = state.result
     ended, result.stopped, state.share = result.stopped, "", 1.0
-    best = [c.config for c in result.candidates if c.config.pp > 1 and c.config.num_microbatches > 1][:REORDERED]
-    if best:
-        orders = [replace(config, order="list") for config in best]
-        state.evaluate(orders, _Given(result.least_left_s), run)
-        result.reordered = len(orders)
-        result.close, result.too_big = before  # other orders are no configurations of their own
+    reorder.end()
+    reorder.begin()
+    reorder.end()
     for candidate in result.candidates[:TUNED]:
         config, problem = candidate.config, state.problem
         only = replace(space, fix={**space.fix, **fix_of(config)})

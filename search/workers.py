@@ -14,6 +14,7 @@ from multiprocessing import get_context
 from typing import Protocol, TypeAlias
 
 from piper_core.errors import DirectiveError, InfeasibleError, PlanError
+from piper_core.schedule.grid import Grid
 from search.candidate import Outcome
 from search.problem import Problem
 from search.space import Configuration
@@ -23,9 +24,18 @@ PR_SET_PDEATHSIG = 1
 _PROBLEM: Problem | None = None
 
 
+def _evaluate(config: Configuration, proved: bool, grid: Grid | None) -> tuple[Outcome, Grid | None]:
+    """Score in a worker; return the order of the list scheduler too, which nobody else need find again."""
+    assert _PROBLEM is not None
+    orders = _PROBLEM.bounds.orders
+    if grid is not None:
+        orders[config.plain] = grid
+    return _score(config, proved), orders.get(config.plain) if config.order == "list" else None
+
+
 def _score(config: Configuration, proved: bool) -> Outcome:
-    """Evaluate in a worker, ``proved`` by apply and the verifier; a configuration that does not apply or run comes back
-    as its reason."""
+    """Evaluate, ``proved`` by apply and the verifier; a configuration that does not apply or run comes back as its
+    reason."""
     assert _PROBLEM is not None
     try:
         return _PROBLEM.confirmed(config) if proved else _PROBLEM.score(config)
@@ -46,7 +56,7 @@ Outcomes: TypeAlias = Iterator[Outcome | None]
 
 
 class Run(Protocol):
-    """Scores a batch until a deadline, ``proved`` or not."""
+    """Scores a batch until a deadline, ``proved`` or not; other processes begin at once."""
 
     def __call__(
         self, batch: Sequence[Configuration], deadline_s: Callable[[], float], *, proved: bool = False
@@ -75,21 +85,31 @@ def evaluator(problem: Problem, workers: int | None) -> Iterator[Run]:
         yield here
         return
     pool = ProcessPoolExecutor(count, mp_context=get_context("fork"), initializer=_start_worker)
-    running: list[Future[Outcome]] = []
+    running: list[Future[tuple[Outcome, Grid | None]]] = []
+    orders = problem.bounds.orders
 
     def apart(batch: Sequence[Configuration], deadline_s: Callable[[], float], *, proved: bool = False) -> Outcomes:
-        if proved and not all(
-            future.done() for future in running
-        ):  # workers are still at what the last deadline cut short
-            yield from here(batch, deadline_s, proved=proved)
-            return
-        running[:] = [pool.submit(_score, config, proved) for config in batch]
-        for future in running:
-            seconds = left(deadline_s)
-            try:
-                yield future.result(None if seconds == inf else max(0.0, seconds))
-            except TimeoutError:
-                yield None
+        if proved and not all(future.done() for future in running):
+            return here(batch, deadline_s, proved=proved)  # workers are still at what a deadline cut short
+        begun = [
+            pool.submit(_evaluate, config, proved, orders.get(config.plain) if config.order == "list" else None)
+            for config in batch
+        ]
+        running[:] = [future for future in running if not future.done()] + begun
+
+        def outcomes() -> Outcomes:
+            for config, future in zip(batch, begun, strict=True):
+                seconds = left(deadline_s)
+                try:
+                    outcome, grid = future.result(None if seconds == inf else max(0.0, seconds))
+                except TimeoutError:
+                    yield None
+                else:
+                    if grid is not None:
+                        orders[config.plain] = grid
+                    yield outcome
+
+        return outcomes()
 
     try:
         yield apart

@@ -96,7 +96,8 @@ def test_tuning_adds_what_the_bounds_hold_for(architecture: Architecture, gpus: 
     it = case(architecture, "p4d", gpus, 16, 512, fix)
     plain, tuned = run(it), search(it.problem, it.space, budget_s=1e6, workers=1)
     assert tuned.best.key <= plain.best.key
-    assert {c.config for c in plain.candidates} <= {c.config for c in tuned.candidates}
+    last = tuned.candidates[min(10, len(tuned.candidates)) - 1].key
+    assert {c.config for c in plain.candidates if c.key <= last} <= {c.config for c in tuned.candidates}
     assert tuned.reordered > 0
     assert tuned.finer > 0
     listed = [c for c in tuned.candidates if c.config.order == "list"]
