@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from piper_core.errors import InfeasibleError
-from search.engine import Problem, Result, search
+from search.engine import Candidate, Problem, Result, pareto, search
 from search.generators.base import Generator
 from search.objective import Objective
 from search.space import Space
@@ -28,31 +28,42 @@ def find(
     **options: Any,
 ) -> Result:
     """Search for the quickest, or the leanest; for ``pareto``, search for the quickest again and again, each time with
-    less memory, and return all that was found with the proof of the first (options as :func:`search`'s; its database
-    keeps the first alone, since what fits changes)."""
+    less memory, then for the leanest, and return what no other beats in both, with the proof of the first (options as
+    :func:`search`'s; its database keeps the first alone, since what fits changes)."""
     if objective != "pareto":
         return search(problem, space, objective=objective, budget_s=budget_s, progress=progress, **options)
     share = budget_s / 2
     leaner = {name: value for name, value in options.items() if name not in ("database", "journal")}
+    leaner |= {"budget_s": share / POINTS, "progress": progress, "tune": False}
     result = search(problem, space, budget_s=share, progress=progress, **options)
     result.objective = objective
     found = {each.config: each for each in result.candidates}
     last = result.best
-    for _ in range(POINTS - 1):
+
+    def add(more: Result, lent_bytes: float) -> Candidate:
+        """Keep what was found with less memory; what is free counts all of it."""
+        result.simulated += more.simulated
+        result.wall_s += more.wall_s
+        if more.stopped == "interrupted":
+            result.stopped = "interrupted"
+        for each in more.candidates:
+            free = replace(each.score, margin_bytes=each.score.margin_bytes + lent_bytes)
+            found.setdefault(each.config, replace(each, score=free))
+        return more.best
+
+    for _ in range(POINTS - 2):
         if result.stopped == "interrupted":
             break
         less = _with_less(problem, last.score.worst_row_bytes * LESS)
         try:
-            more = search(less, space, budget_s=share / (POINTS - 1), progress=progress, tune=False, **leaner)
+            more = search(less, space, **leaner)
         except InfeasibleError:
             break
-        result.simulated += more.simulated
-        result.wall_s += more.wall_s
-        found |= {each.config: each for each in more.candidates}
-        last = more.best
-        if more.stopped == "interrupted":
-            result.stopped = "interrupted"
-    result.candidates = sorted(found.values(), key=lambda each: each.key)
+        last = add(more, problem.cluster.device.memory_bytes - less.cluster.device.memory_bytes)
+    if result.stopped != "interrupted":
+        add(search(problem, space, objective="memory", **leaner), 0.0)
+    ranked = sorted(found.values(), key=lambda each: each.key)
+    result.candidates = [ranked[i] for i in pareto(ranked)]
     return result
 
 

@@ -124,9 +124,11 @@ def replay(order: Numbered, times: Times) -> Ends:
         stages, clock, last, room(order.results, -1.0), count(order.results, -1), count(rows, 0), count(rows, 0),
         count(rows * stages, 1), room(order.widest, 0.0), count(order.widest, 0),
     )  # fmt: skip
-    ends = [{s: (pair[0], pair[1]) for s in range(stages) if (pair := last[2 * (r * stages + s) :][:2])[1] >= 0.0}
+    if loops.compiled:
+        clock, last = clock.tolist(), last.tolist()
+    ends = [{s: (last[2 * at], last[2 * at + 1]) for s in range(stages) if last[2 * (at := r * stages + s) + 1] >= 0.0}
             for r in range(rows)]  # fmt: skip
-    return Ends([float(each) for each in clock], ends)
+    return Ends(clock, ends)
 
 
 def peaks_of(order: Numbered, saved: Sequence[float], workspace: Sequence[float]) -> list[float]:

@@ -11,11 +11,11 @@ from profiler.console import Parser, at_least_one, duration_s, gib, integer
 from search.objective import OBJECTIVES
 
 EXAMPLE = "piper-search --model llama9b --gpus 32"
-DEFAULTS: dict[str, Any] = {"cluster": "p4de", "global_batch": 512, "seq_len": 4096, "top": 10, "seed": 0}
-CPU_DEFAULTS = {"global_batch": 16, "seq_len": 128}
-"""What processes of one host can train in a moment."""
+DEFAULTS: dict[str, Any] = {"cluster": "p4de", "global_batch": 512, "seq_len": None, "top": 10, "seed": 0}
 """What the search takes where an option is not given. The parser leaves it None, so that one given before another
 command can be told, and refused."""
+CPU_DEFAULTS = {"global_batch": 16, "seq_len": 128}
+"""The same on ``cpu``: what processes of one host can train in a moment."""
 
 
 def parser() -> Parser:
@@ -30,7 +30,8 @@ def parser() -> Parser:
     option("--gpus", type=at_least_one, metavar="N", help="number of GPUs")
     option("--cluster", help="an id (piper-search clusters) or a file of your own (default: p4de)")
     option("--global-batch", type=at_least_one, metavar="N", help="sequences in a step (default: 512)")
-    option("--seq-len", type=at_least_one, metavar="N", help="tokens in a sequence (default: 4096)")
+    option("--seq-len", type=at_least_one, metavar="N",
+           help="tokens in a sequence (default: 4096, or as many as the model allows)")  # fmt: skip
     option(
         "--fix",
         nargs="+",

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 DEFAULT_OUT = Path("piper-search-out")
 DEFAULT_BUDGET_S = 12.0
+USUAL_SEQ_LEN = 4096
 
 
 def run_search(
@@ -43,7 +44,7 @@ def run_search(
     gpus: int,
     cluster: str = "p4de",
     global_batch: int = 512,
-    seq_len: int = 4096,
+    seq_len: int | None = None,
     fix: list[str],
     forbid: list[str],
     top: int = 10,
@@ -75,6 +76,7 @@ def run_search(
         raise ConfigError("--resume names the folder of a search, which is written to; leave --out out")
     if max_memory_gib is not None:
         hardware = with_memory(hardware, max_memory_gib)
+    seq_len = min(USUAL_SEQ_LEN, architecture.max_seq) if seq_len is None else seq_len
     if seq_len > architecture.max_seq:
         raise ConfigError(f"--seq-len {seq_len} is longer than {model} allows: at most {architecture.max_seq}")
     space = Space(architecture, gpus, hardware.gpus_per_node, global_batch, seq_len, fixed, forbidden)
@@ -122,6 +124,7 @@ def run_search(
     names = write_folder(target, outcome.strategy(outcome.winner), data | {"search": searched})
     if json:
         data["candidates"] = data["candidates"][:top]
+        data["proved"] = min(data["proved"], top)
         data["pareto"] = [rank for rank in data["pareto"] if rank < top]
         console.print_json(data)
     else:

@@ -33,6 +33,13 @@ def headline(result: Result) -> str:
         return f"{_describe(best)[0]} wins: {seconds} s a step, {first}{last}"
     other = result.candidates[1]
     winner, second = _describe(best, other)
+    if result.objective == "memory":
+        more = other.score.worst_row_bytes - best.score.worst_row_bytes
+        need = f"needs {more / GIB:.2f} GiB more" if more > 0 else "needs as much"
+        return (
+            f"{winner} is the leanest: {best.score.worst_row_bytes / GIB:.1f} GiB on its fullest row, {seconds} s "
+            f"a step, {first}; the next, {second}, {need} and takes {step_s(other.score.step_time_s)} s."
+        )
     total = other.score.step_time_s - best.score.step_time_s
     slower = total / best.score.step_time_s
     if slower < 1e-6:

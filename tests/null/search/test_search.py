@@ -23,6 +23,7 @@ from search.engine import Candidate, Result, pareto, search, to_data
 from search.front import find
 from search.generators.base import Generator
 from search.generators.best_first import BestFirst
+from search.report.table import headline
 from search.space import USUAL, Configuration
 from tests.null.search.spaces import DENSE, MOE, PLAIN, WIDE_HEAD, Case, best_by_listing, case, leaves
 
@@ -121,10 +122,15 @@ def test_the_leanest() -> None:
 def test_a_front_runs_from_quick_to_lean() -> None:
     it = case(DENSE, "p4d", 4, 8, 512, ["b=1,2", "sp=off", "recompute=none,full", *PLAIN])
     found = find(it.problem, it.space, objective="pareto", budget_s=1e6, workers=1)
-    front = [found.candidates[i].score for i in pareto(found.candidates)]
+    front = [each.score for each in found.candidates]
+    assert pareto(found.candidates) == list(range(len(front)))
     assert len(front) >= 3
+    for score in front:
+        assert score.margin_bytes + score.worst_row_bytes == pytest.approx(it.problem.cluster.device.memory_bytes)
     assert front[0].step_time_s == run(it).best.score.step_time_s
-    assert front[-1].worst_row_bytes < 0.9 * front[0].worst_row_bytes
+    leanest = search(it.problem, it.space, budget_s=1e6, workers=1, objective="memory")
+    assert front[-1].worst_row_bytes == leanest.best.score.worst_row_bytes < 0.9 * front[0].worst_row_bytes
+    assert "is the leanest" in headline(leanest)
 
 
 def test_a_killed_search_goes_on_where_it_was(tmp_path: Path) -> None:
