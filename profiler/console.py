@@ -48,6 +48,14 @@ def integer(text: str) -> int:
     return int(text)
 
 
+def seed(text: str) -> int:
+    """Read an option that generators of random numbers start from: 32 bits, which all of them take."""
+    value = integer(text)
+    if not 0 <= value < 2**32:
+        raise ArgumentTypeError(f"must be an integer from 0 to {2**32 - 1}, found {text[:40]!r}")
+    return value
+
+
 def duration_s(text: str) -> float:
     """Read an option in seconds: ``30``, ``2.5``, ``30s``, ``2m`` or ``1h``."""
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{0,9})?|\.[0-9]{1,9})(s|m|h)?", text)
@@ -123,6 +131,11 @@ def fail(name: str, error: PiperError, *, as_json: bool = False, report: Mapping
     except BrokenPipeError:
         _to_nowhere(sys.stdout)
     return _end(name, str(error), REJECTED)
+
+
+def warn(name: str, text: str) -> None:
+    """Print a line on stderr about something that goes on without."""
+    print(f"{name}: warning: {' '.join(text.split())}", file=sys.stderr)
 
 
 def print_json(data: object) -> None:

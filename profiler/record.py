@@ -1,12 +1,11 @@
-"""What a profile holds: raw times and what they are of. ``profiler/SCHEMA.md`` describes the file."""
+"""What a profile holds: raw times and what they are of. ``profiler/form.py`` is its text form."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil, isfinite, sqrt
-from typing import Any, TypeVar
 
 from piper_core.frontend.degrees import Degrees
 from piper_core.names import Collective, Phase, Recompute, Region
@@ -17,6 +16,9 @@ WIDE = 0.1
 """Relative half-width of an interval from which a measurement counts as noisy, and is warned of."""
 SEND = "send"
 """Kind of a point-to-point message in :class:`Transfer`; the others are names of collectives."""
+TRANSFERS = (*(each.name.lower() for each in Collective if each is not Collective.NONE), SEND)
+DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+"""Bytes of an element."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,8 @@ class Sample:
     interrupted: int = 0
 
     def __post_init__(self) -> None:
-        if not self.times_s or not all(isfinite(t) and t >= 0 for t in self.times_s):
-            raise ValueError("a sample has at least one time, and none that is negative or not finite")
+        if not self.times_s or not all(isfinite(t) and t > 0 for t in self.times_s):
+            raise ValueError("a sample has at least one time, and all are positive and finite")
 
     @cached_property
     def sorted_s(self) -> tuple[float, ...]:
@@ -56,13 +58,13 @@ class Sample:
         low, high = self.interval_s
         if len(self.times_s) < 2:
             return float("inf")
-        return (high - low) / 2 / self.median_s if self.median_s else 0.0
+        return (high - low) / 2 / self.median_s
 
     @property
     def spread(self) -> float:
         """Distance of the quartiles, relative to the median."""
         times, n = self.sorted_s, len(self.times_s)
-        return (times[(3 * n) // 4 - (n > 3 and n % 4 == 0)] - times[n // 4]) / self.median_s if self.median_s else 0.0
+        return (times[(3 * n) // 4 - (n > 3 and n % 4 == 0)] - times[n // 4]) / self.median_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +117,7 @@ class Transfer:
     sample: Sample
 
     def __post_init__(self) -> None:
-        known = {SEND, *(each.name.lower() for each in Collective if each is not Collective.NONE)}
-        if self.kind not in known or self.ranks < 2 or self.nodes < 1 or self.bytes < 1:
+        if self.kind not in TRANSFERS or self.ranks < 2 or self.nodes < 1 or self.bytes < 1:
             raise ValueError(f"a transfer {self.kind!r} of {self.bytes} bytes among {self.ranks} ranks is none")
 
 
@@ -174,7 +175,7 @@ class Profile:
 
     @property
     def dtype_bytes(self) -> int:
-        return {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}[self.dtype]
+        return DTYPES[self.dtype]
 
     @cached_property
     def by_site(self) -> dict[Site, ChunkTime]:
@@ -199,129 +200,3 @@ class Profile:
             transfers=tuple(transfers.values()), updates=tuple(updates.values()), overlaps=tuple(overlaps.values()),
             dispatch=other.dispatch or self.dispatch, runs=tuple(runs.values()), conditions=tuple(seen),
         )  # fmt: skip
-
-
-# --- JSON ---
-
-
-def to_data(profile: Profile) -> dict[str, Any]:
-    """Return a profile as plain data."""
-    return {
-        "machine": asdict(profile.machine),
-        "model": {"name": profile.model, "digest": profile.model_digest},
-        "dtype": profile.dtype,
-        "chunks": {
-            digest: {
-                **_sample_data(each.sample), "peak_bytes": each.peak_bytes, "saved_bytes": each.saved_bytes,
-                "failed": each.failed,
-            }
-            for digest, each in profile.chunks.items()
-        },
-        "sites": [_site_data(site) | {"chunk": digest} for site, digest in profile.sites.items()],
-        "transfers": [
-            {"kind": t.kind, "ranks": t.ranks, "nodes": t.nodes, "bytes": t.bytes, **_sample_data(t.sample)}
-            for t in profile.transfers
-        ],
-        "updates": [{"numel": u.numel, **_sample_data(u.sample)} for u in profile.updates],
-        "overlaps": [{"what": o.what, **_sample_data(o.factors)} for o in profile.overlaps],
-        "dispatch": _sample_data(profile.dispatch),
-        "runs": [
-            {
-                "strategy": r.strategy, "digest": r.digest, "when": r.when, **_sample_data(r.step),
-                "predicted_s": _digits(r.predicted_s), "features": {k: _digits(v) for k, v in r.features.items()},
-            }
-            for r in profile.runs
-        ],
-        "conditions": [asdict(each) for each in profile.conditions],
-    }  # fmt: skip
-
-
-def from_data(data: Mapping[str, Any]) -> Profile:
-    """Return the profile that :func:`to_data` wrote.
-
-    Raises:
-        KeyError, TypeError, ValueError, AttributeError: something else; the store says it in words.
-    """
-    dtype = data["dtype"]
-    made = Profile(
-        machine=_record(Machine, data["machine"]),
-        model=_text(data["model"]["name"]),
-        model_digest=_text(data["model"]["digest"]),
-        dtype=dtype,
-        chunks={
-            _text(digest): ChunkTime(
-                _sample(each), int(each["peak_bytes"]), int(each["saved_bytes"]), _text(each["failed"])
-            )
-            for digest, each in data["chunks"].items()
-        },
-        sites={_site(each): _text(each["chunk"]) for each in data["sites"]},
-        transfers=tuple(
-            Transfer(_text(t["kind"]), int(t["ranks"]), int(t["nodes"]), int(t["bytes"]), _need(t))
-            for t in data["transfers"]
-        ),
-        updates=tuple(UpdateTime(int(u["numel"]), _need(u)) for u in data["updates"]),
-        overlaps=tuple(Overlap(_text(o["what"]), _need(o)) for o in data["overlaps"]),
-        dispatch=_sample(data["dispatch"]),
-        runs=tuple(
-            Run(
-                _text(r["strategy"]), _text(r["digest"]), _text(r["when"]), _need(r),
-                float(r["predicted_s"]), {_text(k): float(v) for k, v in r["features"].items()},
-            )
-            for r in data["runs"]
-        ),
-        conditions=tuple(_record(Conditions, each) for each in data["conditions"]),
-    )  # fmt: skip
-    assert made.dtype_bytes
-    return made
-
-
-def _sample_data(sample: Sample | None) -> dict[str, Any]:
-    if sample is None:
-        return {"times_s": None, "interrupted": 0}
-    return {"times_s": [_digits(t) for t in sample.times_s], "interrupted": sample.interrupted}
-
-
-def _digits(value: float) -> float:
-    return float(f"{value:.5g}")
-
-
-def _sample(data: Mapping[str, Any]) -> Sample | None:
-    return None if data["times_s"] is None else _need(data)
-
-
-def _need(data: Mapping[str, Any]) -> Sample:
-    return Sample(tuple(float(t) for t in data["times_s"]), int(data["interrupted"]))
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} is not text")
-    return value
-
-
-_R = TypeVar("_R", Machine, Conditions)
-
-
-def _record(kind: type[_R], data: Mapping[str, Any]) -> _R:
-    if set(data) != {each.name for each in fields(kind)}:
-        raise ValueError(f"a {kind.__name__} has other fields")
-    return kind(**data)
-
-
-def _site_data(site: Site) -> dict[str, Any]:
-    d = site.degrees
-    return {
-        "region": str(site.region), "phase": site.phase.name, "micro_batch": site.micro_batch,
-        "seq_len": site.seq_len, "tensor": d.tensor, "sequence": d.sequence, "expert": d.expert, "context": d.context,
-        "method": d.method, "policy": str(site.policy),
-    }  # fmt: skip
-
-
-def _site(data: Mapping[str, Any]) -> Site:
-    degrees = Degrees(
-        int(data["tensor"]), bool(data["sequence"]), int(data["expert"]), int(data["context"]), data["method"]
-    )
-    return Site(
-        Region(data["region"]), Phase[data["phase"]], int(data["micro_batch"]), int(data["seq_len"]), degrees,
-        Recompute(data["policy"]),
-    )  # fmt: skip

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import exp, log
 from pathlib import Path
 
 from piper_core.errors import ConfigError
 from profiler import console
-from profiler.record import Profile, Sample, to_data
-from profiler.store import folder, load, profiles
+from profiler.form import to_data
+from profiler.record import Profile, Sample
+from profiler.store import folder, load, load_all, profiles
 
 
 def listing(store: Path | None, *, as_json: bool) -> int:
     """List the profiles of a store."""
     rows = []
-    for path in profiles(store):
-        profile = load(path)
+    for path, profile in load_all(profiles(store), partial(console.warn, "piper-profile")):
         when = max((each.when for each in profile.conditions), default="")
         rows.append((profile.model, str(profile.machine), profile.dtype, str(len(profile.chunks)), when, str(path)))
     header = ("model", "machine", "dtype", "chunks", "when", "file")

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import astuple
 from pathlib import Path
@@ -20,7 +20,8 @@ from tempfile import NamedTemporaryFile
 from piper_core.arch.record import Architecture
 from piper_core.errors import ConfigError
 from profiler.fingerprint import Machine
-from profiler.record import Profile, from_data, to_data
+from profiler.form import from_data, to_data
+from profiler.record import Profile
 
 FORMAT = "piper-profile"
 VERSION = 1
@@ -65,11 +66,30 @@ def profiles(root: Path | None = None) -> list[Path]:
     return sorted((root or folder()).glob(f"*/*{ENDING}"))
 
 
+def load_all(paths: Iterable[Path], warn: Callable[[str], object]) -> Iterator[tuple[Path, Profile]]:
+    """Yield the profiles in files; of one that cannot be read, ``warn`` is told why, and the others count."""
+    for path in paths:
+        try:
+            yield path, load(path)
+        except ConfigError as error:
+            warn(f"left out: {error}")
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a place where no profile can be kept, before anything is measured for it.
+
+    Raises:
+        ConfigError: its folder cannot be made or written to.
+    """
+    with _turn(path):
+        pass
+
+
 def load(path: Path) -> Profile:
     """Return the profile in a file.
 
     Raises:
-        ConfigError: no such file, another format or version, or not whole.
+        ConfigError: no such file, another format or version, not whole, or a number out of its range.
     """
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
@@ -88,11 +108,7 @@ def load(path: Path) -> Profile:
             f"profile {path}: version {str(data.get('version'))[:20]}, and this program reads version {VERSION}; "
             "take it again"
         )
-    try:
-        made = from_data(data)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        what = f"{type(error).__name__} {error}"[:120]
-        raise ConfigError(f"profile {path}: an entry is missing or wrong ({what}); take it again") from None
+    made = from_data(data, f"profile {path}")
     if data.get("sum") != _sum(data):
         raise ConfigError(f"profile {path}: its check sum is wrong, so it was changed; take it again, or import a copy")
     return made
@@ -102,9 +118,10 @@ def save(profile: Profile, path: Path) -> None:
     """Write a profile over what is there, whole or not at all.
 
     Raises:
-        ConfigError: the folder cannot be written to.
+        ConfigError: the folder cannot be written to, or :func:`load` would refuse what was written.
     """
     data = {"format": FORMAT, "version": VERSION, **to_data(profile)}
+    from_data(data, f"to be written to {path}")
     data["sum"] = _sum(data)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -122,7 +139,7 @@ def save(profile: Profile, path: Path) -> None:
                 Path(file.name).unlink(missing_ok=True)
                 raise
     except OSError as error:
-        raise ConfigError(f"profile {path}: cannot be written: {error.strerror or error}") from None
+        raise _unwritable(path, error) from None
 
 
 def add(profile: Profile, path: Path) -> Profile:
@@ -186,7 +203,14 @@ def _turn(path: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
     except OSError as error:
-        raise ConfigError(f"profile {path}: cannot be written: {error.strerror or error}") from None
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"profile {path}: cannot be written: {error.strerror or error}; name a folder of your own by --store, or by "
+        "the environment variable PIPER_PROFILES"
+    )
 
 
 def _sum(data: dict[str, object]) -> str:

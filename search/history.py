@@ -20,7 +20,7 @@ from profiler import console
 from profiler.fingerprint import machine
 from profiler.record import Profile, Run, Sample
 from profiler.residual import Residual
-from profiler.store import add, find, load
+from profiler.store import add, find
 from search.candidate import Score
 from search.pricing import Pricing
 from search.profiled import features, threads_of
@@ -68,13 +68,8 @@ class History:
         return {**about, "rows": rows, "residual": self.residual.to_data()}
 
 
-def history(path: Path) -> History:
-    """Return the history in a profile.
-
-    Raises:
-        ConfigError: not a profile.
-    """
-    profile = load(path)
+def history(path: Path, profile: Profile) -> History:
+    """Return the history in a profile, which was read from ``path``."""
     runs = sorted(profile.runs, key=lambda run: run.when)
     rows = []
     for i, run in enumerate(runs):

@@ -9,7 +9,8 @@ from typing import Any
 
 from piper_core.arch.huggingface import load_architecture
 from piper_core.program.strategy import Strategy
-from profiler.record import Profile, to_data
+from profiler.form import to_data
+from profiler.record import Profile
 from profiler.spec import load_cluster
 from profiler.store import load
 from search.calibrate import Calibration

@@ -94,8 +94,24 @@ def test_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "-9.1%" in text
     assert search(["history", "--store", str(folder), "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)[0]["rows"]) == 2
-    assert search(["history", "--store", str(tmp_path / "none")]) == 0
+    (tmp_path / "empty").mkdir()
+    assert search(["history", "--store", str(tmp_path / "empty")]) == 0
     assert "no measured run" in capsys.readouterr().out
+    assert search(["history", "--store", str(tmp_path / "none")]) == 2
+    assert f"--store {tmp_path / 'none'}: no such folder" in capsys.readouterr().err
+
+
+def test_one_bad_file_of_a_store_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad, good = (tmp_path / "m" / f"{name}.profile.json" for name in ("a", "b"))
+    save(profile().merged(bare(runs=(run("dp2", 1.0, 1.0),))), good)
+    bad.write_text("{")
+    for command, name in ((search, "history"), (main, "show")):
+        assert command([name, "--store", str(tmp_path)]) == 0
+        told = capsys.readouterr()
+        assert "tiny-llama" in told.out
+        assert told.err.count("\n") == 1
+        assert f"warning: left out: profile {bad}: not whole JSON" in told.err
+    assert search(["history", str(bad)]) == 2, "one that was named is refused"
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ def test_runs_are_kept_and_recalibrate(tmp_path: Path) -> None:
     assert found.recalibrated is not None
     assert found.recalibrated[0] == close(1.2 * found.found.score.step_time_s, rel=0.03)
     assert any("recalibrated by 3 runs" in line for line in found.lines())
-    told = history(path)
+    told = history(path, load(path))
     assert [row.strategy for row in told.rows] == ["m0", "m1", "m2"]
     assert told.rows[0].error == close(-1 / 6, rel=0.01)
     assert abs(told.rows[2].error_after) < 0.03 < abs(told.rows[2].error)

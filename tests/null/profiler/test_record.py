@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler.record import Sample, from_data, to_data
+from profiler.form import from_data, to_data
+from profiler.record import Sample
 from tests.null.profiler.made import around, bare, profile, run
 
 times = st.lists(st.floats(1e-7, 10.0), min_size=1, max_size=50)
@@ -48,7 +49,7 @@ def test_more_times_leave_less_doubt() -> None:
     assert Sample((1.0,)).doubt == float("inf")
 
 
-@pytest.mark.parametrize("values", [(), (-1.0,), (float("nan"),), (float("inf"), 1.0)])
+@pytest.mark.parametrize("values", [(), (-1.0,), (0.0,), (float("nan"),), (float("inf"), 1.0)])
 def test_what_no_clock_gives_is_refused(values: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="sample"):
         Sample(values)

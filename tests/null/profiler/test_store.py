@@ -13,7 +13,8 @@ import pytest
 from piper_core.arch.presets import preset
 from piper_core.errors import ConfigError
 from profiler import store
-from profiler.record import Profile, to_data
+from profiler.form import to_data
+from profiler.record import Profile
 from profiler.store import add, check_model, find, import_file, load, model_digest, place, profiles, save
 from tests.null.profiler.made import LLAMA, MACHINE, bare, profile, run
 
@@ -71,10 +72,10 @@ def refused(path: Path, other: Profile, words: str) -> None:
         (lambda text: "[1]", "not a profile"),
         (lambda text: text.replace('"version":1', '"version":2'), "version 2, and this program reads version 1"),
         (lambda text: text.replace('"version":1', '"version":"1"'), "version 1"),
-        (lambda text: text.replace('"updates":', '"upd":'), "an entry is missing or wrong"),
-        (lambda text: text.replace('"region":"mlp"', '"region":"nose"', 1), "an entry is missing or wrong"),
+        (lambda text: text.replace('"updates":', '"upd":'), "updates is missing"),
+        (lambda text: text.replace('"region":"mlp"', '"region":"nose"', 1), r"region must be .* found 'nose'"),
         (lambda text: text.replace('"ranks":2', '"ranks":3', 1), "check sum"),
-        (lambda text: text.replace("float32", "float31"), "missing or wrong"),
+        (lambda text: text.replace("float32", "float31"), "dtype must be float32 or "),
     ],
 )
 def test_what_is_no_profile_is_refused(path: Path, change: object, words: str) -> None:

@@ -226,7 +226,7 @@ def test_a_measured_step_is_remembered(tmp_path: Path, capsys: pytest.CaptureFix
     strategy = load(tmp_path / "out" / "best.strategy.yaml")
     predicted = strategy.header.predicted["step_time_s"]
     remember(strategy, path, Sample((1.3 * predicted, 1.31 * predicted, 1.29 * predicted)))
-    (row,) = history(path).rows
+    (row,) = history(path, load_profile(path)).rows
     assert row.error == pytest.approx(1 / 1.3 - 1, rel=0.01)
     assert row.strategy == short(strategy)
     assert "pp2" in row.strategy

@@ -16,7 +16,8 @@ from profiler.cli import main
 from profiler.measure import sitting
 from profiler.measure.chunks import Shape, Subject, shapes, subjects
 from profiler.measure.sitting import Sitting, Wanted
-from profiler.record import Sample, Transfer, to_data
+from profiler.form import to_data
+from profiler.record import Sample, Transfer
 from profiler.store import load, profiles
 from tests.torch_cpu.profiler.fake import FakeClock
 
