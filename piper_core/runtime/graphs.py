@@ -7,7 +7,7 @@ makes it where that is the last operation (Megatron's gradient accumulation fusi
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
@@ -30,12 +30,14 @@ _KEEPS = {Policy.NONE: Recompute.NONE, Policy.SELECTIVE: Recompute.SELECTIVE}
 @dataclass(frozen=True, slots=True)
 class Unit:
     """What one chunk does in an action: its piece of the cut, the phase, the recompute policy of its forward, and where
-    its exchange of tokens stands apart which of its three parts."""
+    its exchange of tokens stands apart which of its three parts. An R ``sends`` what it hands on where the next chunk's
+    R starts from that; a layer's last does not, since the next layer's input was kept."""
 
     piece: int
     phase: Phase
     policy: int = Policy.NONE
     part: Part = Part.WHOLE
+    sends: bool = True
 
 
 Spec = tuple[Unit, ...]
@@ -83,13 +85,15 @@ class Macros:
         return found
 
     def joined(self, spec: Spec, wanted: Container[str] | None) -> ChunkGraph:
-        """Return the joined graph of an action; of its outputs the ``wanted`` ones and gradients."""
+        """Return the joined graph of an action, chunk after chunk, so that one layer's recomputed activations are used
+        up before the next layer's are made; of its outputs the ``wanted`` ones and gradients."""
         graphs = [self.graph(unit) for unit in spec]
         own = {node for graph in graphs for node in graph.calls}
         gradients = self.gradients(spec)
         outputs = dict.fromkeys(node for graph in graphs for node in graph.outputs)
         rest = [n for n in outputs if n not in gradients and (wanted is None or n.name in wanted)]
-        return reach(spec[0].phase, [*rest, *gradients], own.__contains__)
+        found = reach(spec[0].phase, [*rest, *gradients], own.__contains__)
+        return replace(found, calls=tuple(_by_chunk(found.calls, [graph.calls for graph in graphs])))
 
     def graph(self, unit: Unit) -> ChunkGraph:
         """Return the graph of one chunk in one phase."""
@@ -115,7 +119,7 @@ class Macros:
             case Phase.F:
                 return piece.forward if stay is None else piece.forward_keeping(stay)
             case Phase.R:
-                return piece.recompute(stay or (), send=True)
+                return piece.recompute(stay or (), send=unit.sends)
             case Phase.B:
                 return piece.backward
             case Phase.BI:
@@ -160,6 +164,22 @@ class Macros:
                 outputs,
             )
         return self._made[key]
+
+
+def _by_chunk(calls: Sequence[Node], chunks: Sequence[Sequence[Node]]) -> Iterator[Node]:
+    """Yield calls chunk after chunk; what a chunk needs of later ones, such as the last layer's output that the head's
+    backward reads and that layer's R makes again, comes before it."""
+    left = set(calls)
+    for chunk in chunks:
+        need: set[Node] = set()
+        waiting = [node for node in chunk if node in left]
+        while waiting:
+            node = waiting.pop()
+            if node in left and node not in need:
+                need.add(node)
+                waiting += node.all_input_nodes
+        left -= need
+        yield from sorted(need)
 
 
 def _add_in_place(

@@ -170,7 +170,9 @@ def _spec(dag: Dag, members: list[int], piece_of: tuple[int, ...]) -> Spec:
         layer = dag.chunks[chunk].layer
         again = phase is Phase.R
         place = (-layer, not again, chunk if again else -chunk) if backward else (layer, 0, chunk)
-        units.append((place, Unit(piece_of[chunk], phase, int(nodes.policy[n]) if phase in (Phase.F, Phase.R) else 0)))
+        policy = int(nodes.policy[n]) if phase in (Phase.F, Phase.R) else 0
+        sends = not again or (chunk + 1 < len(dag.chunks) and dag.chunks[chunk + 1].layer == layer)
+        units.append((place, Unit(piece_of[chunk], phase, policy, sends=sends)))
     return tuple(unit for _, unit in sorted(units, key=lambda each: each[0]))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -63,3 +64,15 @@ def test_memory_between_steps_is_that_of_the_stage(zero: int) -> None:
         assert each.peak_bytes > each.kept_bytes
         assert max(each.by_action.values()) == each.peak_bytes
         assert any(ActionKind.UPDATE in text for text in each.by_action)
+
+
+def test_full_recompute_holds_one_layer_at_a_time() -> None:
+    """A layer more adds its input to what a step holds, not all that its backward needs."""
+
+    def activations(layers: int, recompute: str) -> int:
+        model = replace(LLAMA, name=f"llama-{layers}", layers=layers, hidden=8, heads=2, kv_heads=2, ffn=64, max_seq=64)
+        (found,) = run(Case(model, "1f1b", m=1, micro_batch=16, recompute=recompute), peaks)
+        return int(found.peak_bytes - found.kept_bytes)
+
+    more = {policy: activations(6, policy) - activations(3, policy) for policy in ("none", "full")}
+    assert 0 < 5 * more["full"] < more["none"]
