@@ -24,7 +24,9 @@ class Range:
         return self.least <= value <= self.most
 
     def __str__(self) -> str:
-        return f"{'an integer' if self.whole else 'a number'} from {self.least:.9g} to {self.most:.9g}"
+        if self.whole:
+            return f"an integer from {self.least} to {self.most}"
+        return f"a number from {self.least:.9g} to {self.most:.9g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +60,10 @@ class Entry:
                 raise ConfigError(f"{self.at(field[:40])} is no field of it; take it again")
 
     def text(self, field: str, known: Collection[str] | None = None) -> str:
-        """Return a text, one of ``known`` where that is given."""
+        """Return a text, one of ``known`` where that is given, else one printable line."""
         value = self.get(field)
-        if not isinstance(value, str) or (known is not None and value not in known):
-            _refuse(self.at(field), "text" if known is None else " or ".join(known), value)
+        if not isinstance(value, str) or (value not in known if known is not None else not value.isprintable()):
+            _refuse(self.at(field), "printable text" if known is None else " or ".join(known), value)
         return value
 
     def flag(self, field: str) -> bool:

@@ -123,7 +123,10 @@ def _maybe(entry: Entry) -> Sample | None:
 
 def _chunk(entry: Entry) -> ChunkTime:
     peak, saved = entry.whole("peak_bytes", BYTES), entry.whole("saved_bytes", BYTES)
-    return ChunkTime(_maybe(entry), peak, saved, entry.text("failed"))
+    sample, failed = _maybe(entry), entry.text("failed")
+    if (sample is None) != bool(failed):
+        raise ConfigError(f"{entry.name} has either times_s or a reason why it failed; take it again")
+    return ChunkTime(sample, peak, saved, failed)
 
 
 def _transfer(entry: Entry) -> Transfer:

@@ -6,6 +6,7 @@ and each joins what it adds to what is there, so that two that measure at once l
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -82,7 +83,8 @@ def check_writable(path: Path) -> None:
         ConfigError: its folder cannot be made or written to.
     """
     with _turn(path):
-        pass
+        if not os.access(path.parent, os.W_OK):  # an older lock may be open to all
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def load(path: Path) -> Profile:
@@ -207,9 +209,11 @@ def _turn(path: Path) -> Iterator[None]:
 
 
 def _unwritable(path: Path, error: OSError) -> ConfigError:
+    inside = isinstance(error, FileExistsError | NotADirectoryError)
+    why = "a file is where its folder would be" if inside else error.strerror or error
     return ConfigError(
-        f"profile {path}: cannot be written: {error.strerror or error}; name a folder of your own by --store, or by "
-        "the environment variable PIPER_PROFILES"
+        f"profile {path}: cannot be written: {why}; name a folder that can, by PIPER_PROFILES in "
+        "the environment or --store of piper-profile"
     )
 
 

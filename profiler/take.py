@@ -14,13 +14,15 @@ from piper_core.arch.record import Architecture
 from piper_core.errors import ConfigError
 from profiler import console
 from profiler.fingerprint import conditions, machine
-from profiler.store import ENDING, model_digest, place
+from profiler.store import ENDING, check_writable, model_digest, place
 
 if TYPE_CHECKING:
     from profiler.measure.chunks import Subject
     from profiler.measure.sitting import Report, Sitting
 
 DEFAULT_BUDGET_S = 300.0
+LEAST_BUDGET_S = 1.0
+"""Loading torch and tracing one chunk take longer."""
 DEFAULT_SEQ_LEN = 4096
 
 
@@ -37,6 +39,12 @@ def take(
             budget too small to measure anything.
     """
     began = perf_counter()
+    budget_s = budget or DEFAULT_BUDGET_S
+    if budget_s < LEAST_BUDGET_S:
+        raise ConfigError(
+            f"--budget {budget_s:g} s is too small to measure anything: {LEAST_BUDGET_S:g} s at least, a minute for a "
+            "small model; --dry-run says what a model takes"
+        )
     architecture, kind = load_architecture(model), device or "cpu"
     here = machine(kind, threads or 1)  # refuses a device that is not there, before torch is imported
     length = seq_len or min(DEFAULT_SEQ_LEN, architecture.max_seq)
@@ -44,6 +52,8 @@ def take(
         raise ConfigError(f"--seq-len {length} is longer than {model} allows: at most {architecture.max_seq}")
     kept_as = dtype or dtype_on(kind)
     target = _target(store, here, architecture, kept_as)
+    if not dry_run:
+        check_writable(target)
     sitting = _sitting(
         architecture, kind, target, length, ranks, dtype=kept_as, tp=tp, ep=ep, cp=cp, micro_batch=micro_batch,
         transfers=here.count if collectives else ranks or 0, threads=threads or 1, priority=bool(priority),
@@ -54,7 +64,6 @@ def take(
     with _progress(hidden=as_json) as report:
         report("tracing", 0, 1)
         traced = sitting.trace()
-        budget_s = budget or DEFAULT_BUDGET_S
         if dry_run:
             return _plan(sitting, traced, perf_counter() - began, budget_s, target, as_json=as_json)
         try:
@@ -98,11 +107,12 @@ def measured(
     """Measure a model on this machine for a search over ``ranks``, and return where the store has it.
 
     Raises:
-        ConfigError: no such device, or a budget too small to measure anything.
+        ConfigError: no such device, a store that cannot be written to, or a budget too small to measure anything.
     """
     began = perf_counter()
     dtype = dtype_on(device)
     target = place(machine(device, threads), architecture.name, model_digest(architecture), dtype)
+    check_writable(target)
     sitting = _sitting(architecture, device, target, seq_len, ranks, dtype=dtype, transfers=ranks, threads=threads,
                        micro_batch=micro_batch)  # fmt: skip
     with _progress(hidden=hidden) as report:

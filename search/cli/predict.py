@@ -58,8 +58,9 @@ def add_options(parser: Parser) -> None:
            metavar="N")  # fmt: skip
     option("table", "predict each row of a CSV of runs, with the columns of published tables", type=Path, metavar="CSV")
     option("out", "with --table: the CSV to write", type=Path, metavar="CSV")
-    option("profile", "price with what was measured: a file of piper-profile (default: on cluster cpu the store's own "
-           "of this model and machine; none: nothing measured)", type=Path, metavar="FILE")  # fmt: skip
+    option("profile", "price with what was measured: a file of piper-profile; auto: this machine's own, taken now "
+           "where there is none; none: nothing measured (default: this machine's own, where it is what is priced)",
+           type=Path, metavar="FILE")  # fmt: skip
     option("timeline", "write a picture (.html, .svg) or a Perfetto trace (.json) of the step", type=Path,
            metavar="FILE")  # fmt: skip
 
@@ -96,7 +97,8 @@ def run(options: Namespace) -> int:
 
 
 def _profiled(options: Namespace, found: Prediction) -> Profiled | None:
-    """Return the prediction by the profile that was named, or by the store's own; None where there is neither."""
+    """Return the prediction by the profile that was named, by the store's own, or by one that is taken now (auto); None
+    where there is none."""
     header, path = found.strategy.header, options.of_profile
     if path is not None and str(path) == "none":
         return None
@@ -107,11 +109,18 @@ def _profiled(options: Namespace, found: Prediction) -> Profiled | None:
     from piper_core.arch.huggingface import load_architecture
     from profiler.spec import load_cluster
     from profiler.store import load
+    from search.cli.choose_profile import AUTO, choose_profile
     from search.profiled import by_profile, local_profile
 
     architecture = load_architecture(options.of_model or header.model)
     cluster = load_cluster(options.of_cluster or header.cluster or "p4de")
-    path = path or local_profile(architecture, cluster)
+    if path is not None and str(path) == AUTO:
+        ranks, length = header.world.size if header.world else 1, found.compiled.dag.model.seq_len
+        batch = header.global_batch or 1, length
+        chosen = choose_profile(AUTO, architecture, cluster, ranks, batch, hidden=options.json)
+        path = None if chosen is None else chosen.path
+    else:
+        path = path or local_profile(architecture, cluster)
     if path is None:
         return None
     return by_profile(found, load(path), architecture, cluster, where=f"--profile {path}")

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from piper_core.errors import ConfigError
+from profiler import take
 from profiler.cli import main
 from profiler.fingerprint import machine
 from profiler.store import model_digest, place, save
 from search.cli import main as search
+from search.profiled import threads_of
 from tests.null.profiler.made import LLAMA, bare, profile, run
 
 PREDICT = ["predict", "--model", "tiny-llama", "--cluster", "cpu", "--seq-len", "128", "--num-microbatches", "4"]
@@ -76,12 +79,35 @@ def test_the_stores_own_profile_is_found(
     monkeypatch.setenv("PIPER_PROFILES", str(tmp_path))
     assert search(PREDICT) == 0
     assert "costs:" not in capsys.readouterr().out
-    here = machine("cpu")
+    here = machine("cpu", threads_of(2))
     save(profile(machine=here), place(here, LLAMA.name, model_digest(LLAMA), "float32"))
     assert search(PREDICT) == 0
     assert "costs: chunks 8 measured" in capsys.readouterr().out
+    monkeypatch.setattr(take, "measured", None)  # nothing is to be measured
+    assert search([*PREDICT, "--dp", "2", "--profile", "auto"]) == 0
+    assert "costs: chunks 8 measured" in capsys.readouterr().out
     assert search([*PREDICT, "--profile", "none"]) == 0
     assert "costs:" not in capsys.readouterr().out
+
+
+def test_predict_takes_a_profile_where_auto_finds_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[tuple[int, int]] = []
+
+    def measured(architecture: object, device: str, *, seq_len: int, ranks: int, **_: object) -> Path:
+        taken.append((seq_len, ranks))
+        save(profile(), tmp_path / "new.profile.json")
+        return tmp_path / "new.profile.json"
+
+    monkeypatch.setenv("PIPER_PROFILES", str(tmp_path))
+    monkeypatch.setattr(take, "measured", measured)
+    assert search([*PREDICT, "--dp", "2", "--profile", "auto"]) == 0
+    assert "costs: chunks 8 measured" in capsys.readouterr().out
+    assert taken == [(128, 2)]
+    other = ["predict", "--model", "tiny-llama", "--seq-len", "128", "--num-microbatches", "4", "--profile", "auto"]
+    assert search(other) == 2
+    assert "--profile auto measures this machine's CPU, not p4de" in capsys.readouterr().err
 
 
 def test_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,6 +149,7 @@ def test_one_bad_file_of_a_store_is_left_out(tmp_path: Path, capsys: pytest.Capt
         (["--model", "tiny-llama", "--tp", "0"], "numbers of at least 1"),
         (["--model", "tiny-llama", "--tp", "x"], "numbers of at least 1"),
         (["--model", "tiny-llama", "--budget", "0"], "positive number of seconds"),
+        (["--model", "tiny-llama", "--budget", "0.001"], "--budget 0.001 s is too small to measure anything: 1 s at"),
         (["--model", "tiny-llama", "--seq-len", "99999"], "longer than tiny-llama allows"),
         (["show", "no.profile.json"], "No such file"),
         (["import", "no.profile.json"], "No such file"),
@@ -136,6 +163,35 @@ def test_wrong_input_is_one_line(arguments: list[str], words: str, capsys: pytes
     assert words in error
     assert error.startswith("piper-profile: error: ")
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("kept", ["folder", "x.profile.json"])
+def test_a_store_that_cannot_be_written_is_refused_before_measuring(
+    kept: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("nothing is to be measured")
+
+    monkeypatch.setattr(take, "_sitting", never)
+    (tmp_path / "file").write_text("")
+    assert main(["--model", "tiny-llama", "--store", str(tmp_path / "file" / kept)]) == 2
+    error = capsys.readouterr().err
+    assert "cannot be written: a file is where its folder would be; name a folder that can, by PIPER_PROFILES" in error
+    assert error.count("\n") == 1
+    monkeypatch.setenv("PIPER_PROFILES", str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match="cannot be written"):
+        take.measured(LLAMA, "cpu", seq_len=64, ranks=1, micro_batch=(1,), threads=1, budget_s=9, hidden=True)
+
+
+def test_a_dry_run_makes_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise InterruptedError  # what would be measured is asked for
+
+    monkeypatch.setattr(take, "_sitting", stop)
+    monkeypatch.setenv("PIPER_TRACEBACK", "1")
+    with pytest.raises(InterruptedError):
+        main(["--model", "tiny-llama", "--store", str(tmp_path / "new"), "--dry-run"])
+    assert not (tmp_path / "new").exists()
 
 
 def test_no_such_device(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

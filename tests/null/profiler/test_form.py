@@ -25,7 +25,7 @@ CASES: list[tuple[list[str | int], list[object], str]] = [
     (["chunks", "mlpF11", "peak_bytes"], [-1, 1.5, HUGE, float("inf"), None], "an integer from 0 to"),
     (["chunks", "mlpF11", "saved_bytes"], [-1, float("nan")], "an integer from 0 to"),
     (["chunks", "mlpF11", "interrupted"], [-1, HUGE, "0"], "an integer from 0 to"),
-    (["chunks", "mlpF11", "failed"], [None, 1], "text"),
+    (["chunks", "mlpF11", "failed"], [None, 1], "printable text"),
     (["chunks", "mlpF11"], [None, []], "an object"),
     *(
         (["sites", 3, name], [0, -1, 10**30, 1.0, float("nan"), None, True], "an integer from 1 to")
@@ -51,22 +51,26 @@ CASES: list[tuple[list[str | int], list[object], str]] = [
     (["machine", "threads"], [0, -1, 10**30, None], "an integer from 1 to"),
     (["machine", "memory_bytes"], [-5, HUGE, float("inf")], "an integer from 0 to"),
     (["machine", "kind"], ["tpu", None], "cpu or cuda"),
-    (["machine", "device"], [None, 1], "text"),
+    (["machine", "device"], [None, 1], "printable text"),
     (["runs", 0, "predicted_s"], [0, -1, 1e-300, float("nan"), HUGE, None], "a number from 1e-09 to 86400"),
     (["runs", 0, "times_s", 0], [0, 1e300, float("nan")], "a number from 1e-09 to 86400"),
     (["runs", 0, "features", "exposed"], [float("nan"), -1, 1e300, None], "a number from 0 to 2"),
-    (["runs", 0, "when"], [None, 1], "text"),
+    (["runs", 0, "strategy"], [None, "a\nb", "\x1b[31m"], "printable text"),
+    (["runs", 0, "when"], [None, 1], "printable text"),
     (["conditions", 0, "load"], [-1, float("nan"), "0"], "a number from 0 to"),
     (["conditions", 0, "clock_mhz"], [-1, float("inf")], "a number from 0 to"),
     (["dtype"], ["float31", None, []], "float32 or "),
-    (["model", "name"], [None], "text"),
+    (["model", "name"], [None], "printable text"),
 ]  # fmt: skip
 EACH = [(where, value, words) for where, values, words in CASES for value in values]
 
 
+TEXT = json.dumps(to_data(profile().merged(bare(runs=(run("a", 1, 1, exposed=0.2),)))))
+
+
 def data() -> dict[str, Any]:
     """Return a profile with one of everything."""
-    found: dict[str, Any] = json.loads(json.dumps(to_data(profile().merged(bare(runs=(run("a", 1, 1, exposed=0.2),))))))
+    found: dict[str, Any] = json.loads(TEXT)
     return found
 
 
@@ -128,6 +132,12 @@ def test_machines_and_conditions_have_no_other_fields() -> None:
         (made[name] if name == "machine" else made[name][0])["nose"] = 1
         with pytest.raises(ConfigError, match=r"nose is no field of it"):
             from_data(made)
+
+
+@pytest.mark.parametrize(("field", "value"), [("times_s", None), ("failed", "out of memory")])
+def test_a_chunk_was_timed_or_failed(field: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=r"profile: chunks\.mlpF11 has either times_s or a reason"):
+        from_data(changed(["chunks", "mlpF11", field], value))
 
 
 def test_a_site_is_of_a_chunk_that_is_there() -> None:
