@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from piper_core.errors import ConfigError
-from profiler.console import Parser, at_least_one, duration_s, gib, integer
+from profiler.console import Parser, at_least_one, duration_s, gib, seed
 from search.objective import OBJECTIVES
 
 EXAMPLE = "piper-search --model llama9b --gpus 32"
@@ -55,7 +55,7 @@ def parser() -> Parser:
            help="price with what piper-profile measured: a file; auto: this machine's own, taken now where there is "
                 "none; none: nothing measured (default: this machine's own, where it is what is searched)")  # fmt: skip
     option("--workers", type=at_least_one, metavar="N", help="processes that evaluate (default: one a core)")
-    option("--seed", type=integer, metavar="N", help="same seed, same answer (default: 0)")
+    option("--seed", type=seed, metavar="N", help="same seed, same answer (default: 0)")
     option(
         "--budget",
         type=duration_s,

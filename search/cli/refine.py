@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from profiler import console
-from profiler.console import Parser, duration_s, integer
+from profiler.console import Parser, duration_s, seed
 
 if TYPE_CHECKING:
     from search.refine.climb import Climb
@@ -27,7 +27,7 @@ def add_options(parser: Parser) -> None:
                              "recompute, ...) or a filter (PP=0, PP=1,MB=0-3)")  # fmt: skip
     parser.add_argument("--budget", dest="refine_s", type=duration_s, default=DEFAULT_BUDGET_S, metavar="SECONDS",
                         help="time to refine (default: 30s); Ctrl-C keeps the best so far")  # fmt: skip
-    parser.add_argument("--seed", dest="refine_seed", type=integer, default=0, metavar="N",
+    parser.add_argument("--seed", dest="refine_seed", type=seed, default=0, metavar="N",
                         help="in which order moves of the order are tried (default: 0)")  # fmt: skip
     parser.add_argument("-o", dest="target", type=Path, metavar="FILE", help="where to write (default: NAME.refined.*)")
 

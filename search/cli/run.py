@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from piper_core.errors import ConfigError, RunError
 from profiler import console
-from profiler.console import Parser, at_least_one, duration_s, integer
+from profiler.console import Parser, at_least_one, duration_s, seed
 
 if TYPE_CHECKING:
     from piper_core.arch.record import Architecture
@@ -44,7 +44,7 @@ def add_options(parser: Parser) -> None:
     )
     option("lr", "learning rate of AdamW (default: 0.001)", type=_positive, default=1e-3, metavar="X")
     option("clip", "largest norm of a gradient (default: none)", type=_positive, metavar="X")
-    option("seed", "of weights and random tokens (default: 0)", type=integer, default=0, metavar="N")
+    option("seed", "of weights and random tokens (default: 0)", type=seed, default=0, metavar="N")
     option("check", "compare losses and gradients with one process that trains the whole model", action="store_true")
     option("load", "go on from the checkpoint in a folder", type=Path, metavar="DIR")
     option("save", "write a checkpoint to a folder in the end", type=Path, metavar="DIR")

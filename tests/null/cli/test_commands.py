@@ -48,6 +48,9 @@ from search.cli.show import count
         ("--model llama9b --gpus \u0663\u0662", "integer of at least 1"),
         ("--model llama9b --gpus 8 --seq-len=\u0663", "integer of at least 1"),
         ("--model llama9b --gpus 8 --seed 1_0", "must be an integer"),
+        ("--model llama9b --gpus 8 --seed -1", "must be an integer from 0 to 4294967295, found '-1'"),
+        ("run a.yaml --seed 4294967296", "must be an integer from 0 to 4294967295"),
+        ("refine a.yaml --seed -1", "must be an integer from 0 to 4294967295"),
         ("--model llama9b --gpus 8 --budget \u0663", "positive number of seconds"),
     ],
 )
@@ -64,11 +67,15 @@ def test_usage_errors(words: str, reason: str, as_json: bool, capsys: pytest.Cap
         assert out == ""
 
 
+def test_the_largest_seed() -> None:
+    assert parser().parse_args(["--seed", "4294967295"]).seed == 2**32 - 1
+
+
 def test_options_of_the_search() -> None:
-    words = "--model llama9b --gpus 32 --fix pp=4 tp=2 --fix dp=4 --cluster p4d --seed -1 --budget 2.5 --out there"
+    words = "--model llama9b --gpus 32 --fix pp=4 tp=2 --fix dp=4 --cluster p4d --seed 7 --budget 2.5 --out there"
     options = parser().parse_args(words.split())
     assert (options.model, options.gpus, options.fix) == ("llama9b", 32, ["pp=4", "tp=2", "dp=4"])
-    assert (options.global_batch, options.seq_len, options.top, options.seed) == (None, None, None, -1)
+    assert (options.global_batch, options.seq_len, options.top, options.seed) == (None, None, None, 7)
     assert DEFAULTS == {"cluster": "p4de", "global_batch": 512, "seq_len": 4096, "top": 10, "seed": 0}
     assert (options.budget, options.cluster, str(options.out), options.json) == (2.5, "p4d", "there", False)
 
