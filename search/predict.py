@@ -13,7 +13,7 @@ from piper_core.arch.record import Architecture
 from piper_core.errors import ConfigError
 from piper_core.ir.dag import Dag, training_dag
 from piper_core.names import Sync
-from piper_core.program.strategy import DEFAULT_SEQ_LEN, Header, Strategy, base_dag
+from piper_core.program.strategy import Header, Strategy, base_dag
 from piper_core.schedule.compile import Compiled, compile_program
 from piper_core.schedule.lower import lower
 from profiler.spec import Cluster, load_cluster
@@ -97,7 +97,7 @@ def predict_strategy(strategy: Strategy, cluster: Cluster | None = None, kernels
     elif architecture is None:
         raise ConfigError(f"model {header.model} is synthetic, and has no kernels to choose; leave the option out")
     else:
-        chunks = _chunks(architecture, header.seq_len or DEFAULT_SEQ_LEN, kernels)
+        chunks = _chunks(architecture, header.length(architecture), kernels)
         base = training_dag(chunks, global_batch=header.global_batch, sync=header.sync)
     return _predict(strategy, base, _cost(cluster), architecture, None, True)
 

@@ -14,7 +14,7 @@ from piper_core.arch.record import Architecture
 from piper_core.errors import ConfigError
 from piper_core.ir.dag import Dag, training_dag
 from piper_core.names import Axis, Collective, NodeKind
-from piper_core.program.strategy import DEFAULT_SEQ_LEN, Strategy
+from piper_core.program.strategy import Strategy
 from piper_core.schedule.compile import Compiled, compile_program
 from profiler.fingerprint import Machine, machine
 from profiler.record import Profile, Run
@@ -90,7 +90,7 @@ def price_strategy(
             would not run.
     """
     header = strategy.header
-    model = widened(model_chunks(architecture, header.seq_len or DEFAULT_SEQ_LEN), profile.dtype_bytes)
+    model = widened(model_chunks(architecture, header.length(architecture)), profile.dtype_bytes)
     base = training_dag(model, global_batch=header.global_batch, sync=header.sync)
     compiled = compile_program(strategy.program, base, header.world)
     return _priced(strategy, compiled, profile, architecture, cluster, where, None)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from piper_core.errors import ConfigError, ProgramError
 from piper_core.ir.dag import Dag, training_dag
@@ -18,6 +18,9 @@ from piper_core.names import Sync
 from piper_core.program.program import Program
 from piper_core.program.read import MAX_DEPTH, read_document
 from piper_core.program.write import replace_file, to_json, to_yaml
+
+if TYPE_CHECKING:
+    from piper_core.arch.record import Architecture
 
 Reduction = Literal["token", "microbatch"]
 
@@ -83,6 +86,19 @@ class Header:
         if self.mesh is None and self.gpus is not None:
             return Mesh((("rank", self.gpus),))
         return self.mesh
+
+    def length(self, architecture: Architecture) -> int:
+        """Return the tokens of a sequence of a model: ``seq_len``, or 4096 where there is none.
+
+        Raises:
+            ConfigError: the model takes fewer.
+        """
+        length, most = self.seq_len or DEFAULT_SEQ_LEN, architecture.max_seq
+        if length > most:
+            said = "header field seq_len:" if self.seq_len else "a header without seq_len means"
+            which = "" if self.seq_len else ", which"
+            raise ConfigError(f"{said} {length}{which} is longer than {architecture.name} allows: at most {most}")
+        return length
 
     @staticmethod
     def parse(data: Mapping[str, Any]) -> Header:
@@ -213,7 +229,8 @@ def base_dag(strategy: Strategy, *, synthetic: str | None = None, stages: int | 
         raise ProgramError(f"stages {stages} for model {model[:40]}", expected="a synthetic model",
                            hint="cut other models with a stage directive")  # fmt: skip
     else:
-        chunks = model_chunks(load_architecture(model), header.seq_len or DEFAULT_SEQ_LEN)
+        architecture = load_architecture(model)
+        chunks = model_chunks(architecture, header.length(architecture))
     return training_dag(chunks, global_batch=header.global_batch, sync=header.sync)
 
 

@@ -18,12 +18,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -34,6 +36,8 @@ from piper_core.runtime.optimizer import STEP, kinds
 from piper_core.runtime.program import RankProgram
 
 LATEST, ABOUT = "latest", "about.json"
+_UNREADABLE = (OSError, ValueError, EOFError, LookupError, TypeError, AttributeError, ImportError, UnpicklingError)
+"""What reading a pickle that was damaged raises."""
 Shape = tuple[int, ...]
 
 
@@ -239,3 +243,25 @@ def find(folder: Path, about: Mapping[str, Any]) -> tuple[Path, int]:
         if name != "steps" and known.get(name) != value:
             raise ConfigError(f"the checkpoint in {folder} is of {name} {known.get(name)}, this run has {value}")
     return found, steps
+
+
+def check_parts(found: Path) -> None:
+    """Refuse a checkpoint of which parts are missing or cut off.
+
+    Raises:
+        ConfigError: with what is wrong.
+    """
+    try:
+        parts = FileSystemReader(found).read_metadata().storage_data
+    except _UNREADABLE as error:
+        raise ConfigError(f"the checkpoint in {found} is broken: its list of parts cannot be read "
+                          f"({type(error).__name__}); load another, or train anew") from None  # fmt: skip
+    ends: dict[str, int] = {}
+    for part in parts.values():
+        ends[part.relative_path] = max(ends.get(part.relative_path, 0), part.offset + part.length)
+    for name, end in ends.items():
+        path = found / name
+        size = path.stat().st_size if path.is_file() else -1
+        if size < end:
+            what = f"holds {size:,} bytes of {end:,}" if size >= 0 else "is missing"
+            raise ConfigError(f"the checkpoint in {found} is broken: {name} {what}; load another, or train anew")

@@ -25,22 +25,26 @@ def synthetic(sequences: int, length: int, vocabulary: int, seed: int = 0) -> Ba
     return batch
 
 
-def from_file(path: Path, sequences: int, length: int, vocabulary: int) -> Batches:
+def from_file(path: Path, sequences: int, length: int, vocabulary: int, steps: range = range(0)) -> Batches:
     """Return batches of consecutive tokens of a file, over again from its start at its end: ``.npy``, one-dimensional
     integers, or ``.bin``, unsigned integers of 16 bits, as nanoGPT and Megatron's tools write them.
 
     Raises:
-        ConfigError: another file, one that is too short, or (at the step that meets it) a token out of range.
+        ConfigError: another file, one that is too short, or a token out of range: now in what ``steps`` take, else at
+            the step that meets it.
     """
+    if path.suffix not in (".npy", ".bin"):
+        raise ConfigError(f"--data {path}: the name must end in .npy or .bin")
     try:
         if path.suffix == ".npy":
             tokens = np.load(path, mmap_mode="r", allow_pickle=False)
-        elif path.suffix == ".bin":
-            tokens = np.memmap(path, dtype=np.uint16, mode="r")
         else:
-            raise ConfigError(f"--data {path}: the name must end in .npy or .bin")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--data {path}: cannot be read as tokens: {str(error)[:160]}") from None
+            tokens = np.memmap(path, dtype=np.uint16, mode="r")
+    except (OSError, ValueError, EOFError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)[:160]
+        raise ConfigError(f"--data {path}: cannot be read as tokens: {reason}") from None
+    if not isinstance(tokens, np.ndarray):  # an archive of several
+        raise ConfigError(f"--data {path}: expected one row of integers, found an archive")
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
         raise ConfigError(f"--data {path}: expected one row of integers, found {tokens.dtype} {tokens.shape}")
     need = sequences * length + 1
@@ -50,12 +54,15 @@ def from_file(path: Path, sequences: int, length: int, vocabulary: int) -> Batch
 
     def batch(number: int) -> tuple[Tensor, Tensor]:
         start = number % turns * sequences * length
-        part = torch.from_numpy(np.asarray(tokens[start : start + need], dtype=np.int64))
+        part = torch.from_numpy(np.array(tokens[start : start + need], dtype=np.int64))
         least, most = int(part.min()), int(part.max())
         if least < 0 or most >= vocabulary:
-            raise ConfigError(f"--data {path}: token {most if least >= 0 else least} is not among {vocabulary:,}")
+            found = least if least < 0 else most
+            raise ConfigError(f"--data {path}: token {found} is none of the model's, 0 to {vocabulary - 1}")
         return part[:-1].view(sequences, length).contiguous(), part[1:].view(sequences, length).contiguous()
 
+    for number in steps[:turns]:  # later ones take the same again
+        batch(number)
     return batch
 
 

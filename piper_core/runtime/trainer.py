@@ -43,6 +43,8 @@ from piper_core.schedule.compile import Compiled, compile_program
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Own: TypeAlias = tuple[nn.Module, tuple[Tensor, ...]]
 """A person's module, and example inputs of one microbatch (the last ones are targets where a loss is given)."""
+_Kind: TypeAlias = tuple[torch.dtype, tuple[int, ...]]
+"""What one input of every batch is: its dtype, and its shape but for dimension 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,13 @@ class Step:
 
 
 class Trainer:
-    """A run of a strategy: one process a rank, started here, ended by :meth:`close`."""
+    """A run of a strategy: one process a rank, started here, ended by :meth:`close`.
+
+    A batch of a built-in model is (tokens, targets), int64 tensors of shape (sequences in a step, tokens in a sequence)
+    each: the global batch, of which every rank takes its slices; targets below 0 do not count. A batch of a module of
+    your own is its inputs as in the example, but with the global batch in dimension 0 (and the targets last, where a
+    loss is given).
+    """
 
     def __init__(
         self, model: str | Architecture | Own, strategy: str | PathLike[str] | Strategy,
@@ -87,7 +95,7 @@ class Trainer:
         ranks = sorted({rank for row in self.compiled.plan.rows for rank in row})
         if ranks != list(range(len(ranks))):
             raise ConfigError(f"ranks must be numbered from 0 on without gaps, found {ranks[:8]}")
-        self._about = {"model": _name(model), "optimizer": type(self.training.optimizer).__name__}
+        self._about = about(model, self.training.optimizer)
         self.steps = 0
         self.last: Step | None = None
         began = perf_counter()
@@ -110,15 +118,15 @@ class Trainer:
         return self.strategy.header.seq_len or DEFAULT_SEQ_LEN
 
     def step(self, batch: Tensor | Sequence[Tensor], how: How = "run") -> float:
-        """Run one step on a global batch, the inputs of the model; return its loss. ``last`` says more: ``how`` "time"
+        """Run one step on a global batch (see the class); return its loss. ``last`` says more: ``how`` "time"
         measures each action, "memory" what each action takes (that step is slower).
 
         Raises:
             RunError: a rank failed, died or did not answer in time; the run is over then.
-            ConfigError: a batch of the wrong size.
+            ConfigError: what is no batch of this run; that goes on.
         """
         given = (batch,) if isinstance(batch, Tensor) else tuple(batch)
-        self.slicing.check(given)
+        self._check(given)
         import ray
 
         told = ray.put(given)
@@ -129,6 +137,28 @@ class Trainer:
             sum(each.loss for each in found), found[0].norm, max(each.seconds for each in found), tuple(found), timeline
         )
         return self.last.loss
+
+    def _check(self, given: tuple[Tensor, ...]) -> None:
+        """Refuse what is no batch, before any rank sees it."""
+        source = self.source
+        if isinstance(source, ArchitectureSource):
+            said = "(tokens, targets)"
+            wanted: list[_Kind | None] = [(torch.int64, (source.seq_len,))] * 2
+        else:
+            assert isinstance(source, ModuleSource), "there is no other"
+            said, wanted = "the module's inputs", [_kind(each) for each in source.inputs]
+        if [_kind(each) for each in given] != wanted:
+            size = self.slicing.batch
+            expected = ", ".join(_written(each[0], (size, *each[1])) if each else "a number" for each in wanted)
+            found = ", ".join(map(_found, given)) or "nothing"
+            raise ConfigError(f"a batch of this run is {said}: {expected}; found {found}")
+        self.slicing.check(given)
+        if isinstance(source, ArchitectureSource):
+            vocabulary, (tokens, targets) = source.architecture.vocab, given
+            least, most = int(tokens.min()), max(int(tokens.max()), int(targets.max()))
+            if least < 0 or most >= vocabulary:
+                found = str(least if least < 0 else most)
+                raise ConfigError(f"tokens are 0 to {vocabulary - 1} for {source.architecture.name}; found {found}")
 
     def whole(self, which: Which = "master") -> dict[str, Tensor]:
         """Return all parameters (or "gradient": those of the last step) whole, here: for models that fit."""
@@ -144,9 +174,10 @@ class Trainer:
         """Go on from the latest checkpoint in a folder, whatever strategy wrote it.
 
         Raises:
-            ConfigError: none is there, or it is of another model.
+            ConfigError: none is there, it is of another model, or it is broken.
         """
         found, steps = checkpoint.find(Path(folder).resolve(), self._about)
+        checkpoint.check_parts(found)
         self._gang.call("load", found)
         self.steps = steps
 
@@ -161,6 +192,11 @@ class Trainer:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def about(model: str | Architecture | Own, optimizer: Optimizer) -> dict[str, str]:
+    """Return what a checkpoint must be of to be loaded into a run."""
+    return {"model": _name(model), "optimizer": type(optimizer).__name__}
 
 
 def named_dtype(dtype: torch.dtype | str) -> torch.dtype:
@@ -193,7 +229,7 @@ def prepared(
     from piper_core.arch.closed_form import model_chunks
 
     architecture = model if isinstance(model, Architecture) else load_architecture(str(model))
-    length = header.seq_len or DEFAULT_SEQ_LEN
+    length = header.length(architecture)
     base = training_dag(model_chunks(architecture, length), global_batch=header.global_batch, sync=header.sync)
     compiled = compile_program(strategy.program, base, header.world)
     size = slicing_of(compiled).sequences
@@ -226,6 +262,19 @@ def _name(model: str | Architecture | Own) -> str:
     if isinstance(model, tuple):
         return type(model[0]).__name__
     return model.name if isinstance(model, Architecture) else load_architecture(str(model)).name
+
+
+def _kind(each: object) -> _Kind | None:
+    """Return the dtype of a tensor and its shape but for dimension 0, None for what has none."""
+    return (each.dtype, tuple(each.shape[1:])) if isinstance(each, Tensor) and each.dim() else None
+
+
+def _found(each: object) -> str:
+    return _written(each.dtype, each.shape) if isinstance(each, Tensor) else type(each).__name__
+
+
+def _written(dtype: torch.dtype, shape: Sequence[int]) -> str:
+    return f"{str(dtype).removeprefix('torch.')} of shape {tuple(shape)}"
 
 
 def _joined(found: Sequence[Stepped]) -> Timeline:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import SUPPRESS, Action, Namespace, _SubParsersAction
+from argparse import SUPPRESS, Action, ArgumentTypeError, Namespace, _SubParsersAction
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +128,12 @@ def parser() -> Parser:
 
 def executed(text: str) -> int:
     """Read how many candidates to execute, 0 for none."""
-    return 0 if text == "0" else at_least_one(text)
+    if text == "0":
+        return 0
+    try:
+        return at_least_one(text)
+    except ArgumentTypeError:
+        raise ArgumentTypeError(f"must be an integer of at least 1, or 0 for none, found {text[:40]!r}") from None
 
 
 class _Commands(_SubParsersAction):  # type: ignore[type-arg]  # generic in its stub alone

@@ -26,9 +26,12 @@ def run(options: Namespace) -> int:
     from profiler import console
     from search.export import exporter
     from search.export.job import job_of
+    from search.header import check_header
 
     folder: Path = options.folder or options.file.with_name(f"{options.file.name.split('.')[0]}.{options.to}")
-    made = exporter(options.to)(job_of(load(options.file)))
+    strategy = load(options.file)
+    check_header(strategy.header)
+    made = exporter(options.to)(job_of(strategy))
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from pathlib import Path
-from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from piper_core.errors import ConfigError, RunError
 from profiler import console
@@ -15,11 +14,13 @@ if TYPE_CHECKING:
     from piper_core.arch.record import Architecture
     from piper_core.program.strategy import Strategy
     from piper_core.runtime.data import Batches
-    from piper_core.runtime.trainer import Step, Trainer
+    from piper_core.runtime.trainer import Step
     from search.predict import Prediction
 
 LEAST_KEPT = 3
 """Timed steps from which a run counts as a measurement."""
+NOT_REHEARSED = ("data", "load", "save", "timeline", "address")
+"""Options of what a rehearsal does not do; what they say would be lost without a word."""
 TORCH = "run needs torch and ray: make setup installs them"
 
 
@@ -32,8 +33,9 @@ def add_options(parser: Parser) -> None:
 
     parser.add_argument("run_file", type=Path, metavar="FILE", help="a strategy file")
     option("steps", "steps to train (default: 5)", type=at_least_one, default=5, metavar="N")
-    option("ranks", "real: a process each; virtual: rehearse in one process; auto (default): real where there are "
-           "enough devices", choices=("auto", "real", "virtual"), default="auto")  # fmt: skip
+    option("ranks", "real: a process each; virtual: rehearse in one process, two steps in float64 on tokens of its "
+           "own; auto (default): real where there are enough devices",
+           choices=("auto", "real", "virtual"), default="auto")  # fmt: skip
     option("device", "default: the kind of the strategy's cluster", choices=("cpu", "cuda"))
     option("address", "a Ray cluster that runs (host:port, or auto); default: processes of this machine", metavar="RAY")
     option("data", "tokens to train on, .npy or .bin (default: random ones)", type=Path, metavar="FILE")
@@ -76,10 +78,14 @@ def run(options: Namespace) -> int:
     from piper_core.program.strategy import load
     from search.cli.timeline import check_target
     from search.execute import device_of, enough
+    from search.header import check_header
 
     if options.run_timeline is not None:
         check_target(options.run_timeline)
+        if options.run_steps < 2:
+            raise ConfigError("--timeline needs two steps or more: in the first, memory is followed")
     strategy = load(options.run_file)
+    check_header(strategy.header)
     architecture = _architecture(strategy)
     device = options.run_device or device_of(strategy)
     ranks = _ranks(strategy)
@@ -87,7 +93,7 @@ def run(options: Namespace) -> int:
         few = not options.run_address and not enough(ranks, device, strategy, named=options.run_device is not None)
         if options.run_ranks == "virtual" or (options.run_ranks == "auto" and few):
             why = f"this machine has fewer {device} devices than its {ranks} ranks" if few else "as asked for"
-            return _rehearse(strategy, architecture, why, as_json=options.json)
+            return _rehearse(strategy, architecture, why, options)
         return _train(strategy, architecture, device, options)
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "ray"):
@@ -101,7 +107,9 @@ def _architecture(strategy: Strategy) -> Architecture:
     model = strategy.header.model
     if model is None or model.startswith(("dense:", "moe:")):
         raise ConfigError(f"model {model or 'none'} has no weights to train; give the header a preset or a config.json")
-    return load_architecture(model)
+    architecture = load_architecture(model)
+    strategy.header.length(architecture)
+    return architecture
 
 
 def _ranks(strategy: Strategy) -> int:
@@ -111,11 +119,15 @@ def _ranks(strategy: Strategy) -> int:
     return len(placed) or 1
 
 
-def _rehearse(strategy: Strategy, architecture: Architecture, why: str, *, as_json: bool) -> int:
+def _rehearse(strategy: Strategy, architecture: Architecture, why: str, options: Namespace) -> int:
+    for name in NOT_REHEARSED:
+        if getattr(options, f"run_{name}") is not None:
+            raise ConfigError(f"--{name} has no place in a rehearsal ({why}), which trains a small double on tokens of "
+                              "its own and keeps nothing; leave it out, or use --ranks real")  # fmt: skip
     from piper_core.runtime.rehearsal import rehearse
 
     found = rehearse(strategy, architecture)
-    if as_json:
+    if options.json:
         console.print_json({"mode": "rehearsal", "why": why, **found.to_data()})
     else:
         print(f"rehearsal ({why}; --ranks real runs it anyway)")
@@ -127,6 +139,7 @@ def _train(strategy: Strategy, architecture: Architecture, device: str, options:
     from piper_core.runtime.compare import OneProcess
     from piper_core.runtime.optimizer import AdamW, Clip
     from piper_core.runtime.trainer import Trainer
+    from search.cli.run_report import NOT_COMPARED, data_of, plain, show, write
     from search.history import profile_of
 
     clip = None if options.run_clip is None else Clip(options.run_clip)
@@ -135,12 +148,13 @@ def _train(strategy: Strategy, architecture: Architecture, device: str, options:
     if options.run_check and options.run_load is not None:
         raise ConfigError("--check compares with a run from the beginning; leave --load out")
     profile = None if options.run_address else profile_of(strategy, architecture, device, dtype)
-    predicted = _predicted(strategy, profile)
+    other = dtype == "float64" and profile is None
+    predicted = None if other else _predicted(strategy, profile)
+    batches = _batches(strategy, architecture, options)
     with Trainer(
         architecture, strategy, AdamW(options.run_lr), clip=clip, device="cuda" if device == "cuda" else "cpu",
         address=options.run_address, dtype=dtype, seed=options.run_seed, timeout_s=options.run_timeout,
     ) as trainer:  # fmt: skip
-        batches = _batches(trainer, architecture, options)
         if options.run_load is not None:
             trainer.load(options.run_load)
         quiet: bool = options.json
@@ -161,18 +175,19 @@ def _train(strategy: Strategy, architecture: Architecture, device: str, options:
             _say(quiet, f"step {number}  loss {loss:.6f}  {what}{more}")
         saved = trainer.save(options.run_save) if options.run_save is not None else None
     kept = _keep(strategy, profile, steps)
-    data = _data(steps, predicted) | {
+    data = data_of(steps, predicted) | {
+        "not_compared": NOT_COMPARED if other else None,
         "predicted_by": None if profile is None else str(profile),
         "kept_in": None if kept is None else str(kept),
-        "check": [_plain(each) for each in differ],
+        "check": [plain(each) for each in differ],
         "checkpoint": str(saved or "") or None,
     }
     if options.run_timeline is not None:
-        _write(options.run_timeline, steps[-1], predicted)
+        write(options.run_timeline, steps[-1], predicted)
     if quiet:
         console.print_json(data)
     else:
-        _show(data, steps, options)
+        show(data, steps, options)
     bad = next((each for each in differ if not each.equal), None)
     if bad is not None:
         raise RunError(
@@ -204,87 +219,25 @@ def _keep(strategy: Strategy, profile: Path | None, steps: list[Step]) -> Path |
     return profile
 
 
-def _batches(trainer: Trainer, architecture: Architecture, options: Namespace) -> Batches:
+def _batches(strategy: Strategy, architecture: Architecture, options: Namespace) -> Batches:
+    """Return the batches of the run, before it starts: what cannot be loaded, and tokens that it cannot train on, are
+    refused here."""
+    from piper_core.runtime.checkpoint import check_parts, find
     from piper_core.runtime.data import from_file, synthetic
+    from piper_core.runtime.lowering import slicing_of
+    from piper_core.runtime.optimizer import AdamW
+    from piper_core.runtime.trainer import about, prepared
 
-    sequences = trainer.slicing.batch
+    first = 0
+    if options.run_load is not None:
+        found, first = find(options.run_load.resolve(), about(architecture, AdamW()))
+        check_parts(found)
+    size, length = slicing_of(prepared(architecture, strategy)[0]).batch, strategy.header.length(architecture)
     if options.run_data is None:
-        return synthetic(sequences, trainer.seq_len, architecture.vocab, options.run_seed)
-    return from_file(options.run_data, sequences, trainer.seq_len, architecture.vocab)
-
-
-def _data(steps: list[Step], predicted: Prediction | None) -> dict[str, Any]:
-    """Return the JSON form of a run. The first step, in which memory is followed, is not timed."""
-    timed = [step.seconds for step in steps[1:]]
-    rows = predicted.score.peak_memory_bytes if predicted is not None else ()
-    return {
-        "mode": "real",
-        "ranks": len(steps[0].ranks),
-        "losses": [step.loss for step in steps],
-        "step_time_s": median(timed) if timed else None,
-        "step_times_s": timed,
-        "predicted_step_time_s": None if predicted is None else predicted.score.step_time_s,
-        "peak_memory_bytes": [each.peak_bytes for each in steps[0].ranks],
-        "kept_memory_bytes": [each.kept_bytes for each in steps[0].ranks],
-        "peak_by_action": [each.peak_by_action for each in steps[0].ranks],
-        "predicted_memory_bytes_by_row": list(rows),
-        "timeline": None if steps[-1].timeline is None else steps[-1].timeline.to_data(),
-    }
-
-
-def _show(data: dict[str, Any], steps: list[Step], options: Namespace) -> None:
-    found, wanted = data["step_time_s"], data["predicted_step_time_s"]
-    if found is not None:
-        times = data["step_times_s"]
-        beside = f"; predicted {wanted:.4g} s, measured / predicted {found / wanted:.2f}" if wanted else ""
-        print(f"step time {found:.4g} s (median of {len(times)}, {min(times):.4g} to {max(times):.4g}){beside}")
-    worst = max(steps[0].ranks, key=lambda each: each.peak_bytes)
-    at = max(worst.peak_by_action, key=lambda text: worst.peak_by_action[text], default="")
-    print(f"peak of tensors {worst.peak_bytes / 2**20:,.1f} MiB, rank {worst.rank} at {at}")
-    if data["check"]:
-        print(f"checked: {len(data['check'])} steps equal those of one process")
-    if steps[-1].timeline is not None:
-        print(steps[-1].timeline.picture())
-    if data["kept_in"]:
-        print(f"kept: {data['kept_in']} (piper-search history)")
-    if data["checkpoint"]:
-        print(f"saved: {data['checkpoint']}")
-    if options.run_timeline is not None:
-        print(f"written: {options.run_timeline}")
-
-
-def _plain(each: Any) -> dict[str, Any]:
-    return {"loss": each.loss, "gradient": each.gradient, "parameter": each.name, "limit": each.limit}
+        return synthetic(size, length, architecture.vocab, options.run_seed)
+    return from_file(options.run_data, size, length, architecture.vocab, range(first, first + options.run_steps))
 
 
 def _say(quiet: bool, text: str) -> None:
     if not quiet:
         print(text, flush=True)
-
-
-def _write(path: Path, step: Step, predicted: Prediction | None) -> None:
-    """Write the measured timeline, on a page the predicted one above it."""
-    import json
-
-    from piper_core.program.write import replace_file
-    from search.report.perfetto import perfetto
-    from search.report.timeline_svg import timeline_svg
-
-    if step.timeline is None:
-        raise ConfigError("--timeline needs two steps or more: in the first, memory is followed")
-    if path.suffix == ".json":
-        replace_file(path, json.dumps(perfetto(step.timeline, label="row")))
-        return
-    picture = timeline_svg(step.timeline, title=f"measured: {step.seconds:.4g} s a step", period_s=step.seconds)
-    if path.suffix == ".html":
-        before = ""
-        if predicted is not None:
-            period = predicted.score.step_time_s
-            before = timeline_svg(
-                predicted.simulation.timeline(), title=f"predicted: {period:.4g} s a step", period_s=period
-            )
-        picture = (
-            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>predicted, measured</title></head>\n'
-            f"<body><div>{before}</div>\n<div>{picture}</div></body></html>\n"
-        )
-    replace_file(path, picture)

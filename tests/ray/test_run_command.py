@@ -72,6 +72,16 @@ def folders(pid: int) -> list[Path]:
     return list(Path(tempfile.gettempdir()).glob(f"piper-ray-{pid}-*"))
 
 
+def test_a_check_in_float64_is_not_compared_with_a_prediction(file: Path) -> None:
+    with running(file, "--check", "--steps", 2, "--json") as process:
+        made, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    data = json.loads(made)
+    assert data["not_compared"] == "not compared with the prediction, which is not of float64"
+    assert (data["predicted_step_time_s"], data["predicted_memory_bytes_by_row"]) == (None, [])
+    assert data["step_time_s"] > 0
+
+
 def test_interrupt_ends_everything(file: Path) -> None:
     with running(file, "--steps", 100_000) as process:
         status, last, left = ended(process, lambda _: os.kill(process.pid, signal.SIGINT))

@@ -50,4 +50,6 @@ def test_execute_is_an_option_of_the_search(tmp_path: Path, capsys: pytest.Captu
     assert main(["--execute", "2", "run", "s.yaml"]) == 2
     assert "--execute is an option of the search" in capsys.readouterr().err
     assert main(["--execute", "x", "--model", "tiny-llama", "--gpus", "2"]) == 2
-    assert "must be an integer of at least 1, found 'x'" in capsys.readouterr().err
+    assert "must be an integer of at least 1, or 0 for none, found 'x'" in capsys.readouterr().err
+    assert main(["--execute", "-1", "--model", "tiny-llama", "--gpus", "2"]) == 2
+    assert "must be an integer of at least 1, or 0 for none, found '-1'" in capsys.readouterr().err

@@ -9,9 +9,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from piper_core.errors import ConfigError
-from piper_core.runtime.checkpoint import LATEST, begin, boxes, commit, find
+from piper_core.runtime.checkpoint import LATEST, begin, boxes, check_parts, commit, find
 
 ABOUT = {"model": "llama", "optimizer": "AdamW"}
 shapes = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)
@@ -58,3 +59,29 @@ def test_refusals(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot write a checkpoint"):
         begin(tmp_path / "file", 1)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # one process writes it
+def test_a_checkpoint_that_lacks_parts(tmp_path: Path) -> None:
+    """Whole it is taken; without a file, with less of one, and with a damaged or no list of parts it is refused."""
+
+    def fresh(name: str) -> Path:
+        save({"weight": torch.arange(1000.0)}, checkpoint_id=tmp_path / name, no_dist=True)
+        return tmp_path / name
+
+    check_parts(fresh("whole"))
+    short, without, damaged = fresh("short"), fresh("without"), fresh("damaged")
+    (part,) = short.glob("*.distcp")
+    part.write_bytes(part.read_bytes()[:-1])
+    with pytest.raises(ConfigError, match=rf"is broken: {part.name} holds [\d,]+ bytes of [\d,]+; load another"):
+        check_parts(short)
+    (without / part.name).unlink()
+    with pytest.raises(ConfigError, match=f"is broken: {part.name} is missing"):
+        check_parts(without)
+    for content in (b"", b"noise", (damaged / ".metadata").read_bytes()[:-40]):
+        (damaged / ".metadata").write_bytes(content)
+        with pytest.raises(ConfigError, match="is broken: its list of parts cannot be read"):
+            check_parts(damaged)
+    (damaged / ".metadata").unlink()
+    with pytest.raises(ConfigError, match=r"its list of parts cannot be read \(FileNotFoundError\)"):
+        check_parts(damaged)
