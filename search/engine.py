@@ -10,13 +10,14 @@ from pathlib import Path
 
 from search.candidate import Outcome, Score
 from search.database import Database
+from search.empty import why_empty
 from search.generators.base import Generator
 from search.generators.best_first import NEEDLESS, TIME, BestFirst, less
 from search.objective import Objective
 from search.problem import Candidate, Problem
 from search.result import Result, candidate_data, pareto, to_data
 from search.shortfall import nothing_found
-from search.space import Configuration, Space, why_empty
+from search.space import Configuration, Space
 from search.workers import Outcomes, Run, evaluator
 
 __all__ = ["Candidate", "Problem", "Result", "candidate_data", "pareto", "search", "to_data"]

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 
 from piper_core.arch.contract import legal_degrees
 from piper_core.arch.record import Architecture
-from piper_core.errors import ConfigError, InfeasibleError
+from piper_core.errors import ConfigError
 from piper_core.names import Recompute, ShardKind
 from piper_core.schedule.families import FAMILIES
 from piper_core.schedule.grid import Layout
@@ -321,40 +321,6 @@ def _value(said: str, name: str, part: str) -> str:
         raise ConfigError(f"{said}: {name} takes {', '.join(legal)}{more}; found {part!r}"
                           + (f", did you mean {near[0]}?" if near else ""))  # fmt: skip
     return part
-
-
-def why_empty(space: Space) -> InfeasibleError:
-    """Say which constraint leaves the space empty: what each fixed axis could be with the others as they are or, where
-    that is nothing, with nothing else fixed."""
-    free = replace(space, fix={})
-    legal = {axis: free.values(axis) for axis in space.fix}
-    if not space.fix or not all(legal.values()):
-        batch = [g for g in divisors(space.gpus) if space.global_batch % g == 0]
-        even = space.global_batch // space.gpus * space.gpus
-        sizes = f"{even} or {even + space.gpus}" if even else str(space.gpus)
-        more = "" if batch[-1] == space.gpus else f"; with a global batch of {sizes}, up to {space.gpus}"
-        return InfeasibleError(
-            f"no pp x tp x dp makes {space.gpus} GPUs for {space.architecture.name} with global batch "
-            f"{space.global_batch}: dp must divide the batch, pp may be at most {space.architecture.layers}, "
-            f"tp at most {space.gpus_per_node}; dp could be {', '.join(map(str, batch[:8]))}{more}"
-        )
-    fixed = " ".join(f"{axis}={','.join(values)}" for axis, values in space.fix.items())
-    said = f"--fix {fixed} leaves no configuration on {space.gpus} GPUs with global batch {space.global_batch}"
-    held = {axis: {name: values for name, values in space.fix.items() if name != axis} for axis in space.fix}
-    relaxed = {axis: replace(space, fix=others).values(axis) for axis, others in held.items()}
-    if len(space.fix) == 1:
-        return InfeasibleError(f"{said}; {_could_be(legal)}")
-    if any(relaxed.values()):
-        return InfeasibleError(f"{said}; with the others as they are, {_could_be(relaxed)}")
-    return InfeasibleError(f"{said}, and changing one of them is not enough; each alone, {_could_be(legal)}")
-
-
-def _could_be(values: Mapping[str, Sequence[object]]) -> str:
-    return "; ".join(f"{axis} could be {_listed(list(map(str, some)))}" for axis, some in values.items() if some)
-
-
-def _listed(values: Sequence[str], most: int = 12) -> str:
-    return ", ".join(values if len(values) <= most else [*values[: most - 2], "...", values[-1]])
 
 
 def divisors(n: int) -> list[int]:

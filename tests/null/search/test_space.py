@@ -12,8 +12,9 @@ import pytest
 from piper_core.arch.record import Architecture
 from piper_core.errors import ConfigError, InfeasibleError
 from piper_core.schedule.families import FAMILIES
+from search.empty import why_empty
 from search.generators.best_first import BestFirst
-from search.space import FIXABLE, Configuration, Space, divisors, parse_fix, why_empty
+from search.space import FIXABLE, Configuration, Space, divisors, parse_fix
 from tests.null.search.spaces import DENSE, MOE, PLAIN, SHARED, TIED, TIED_BIAS, case, leaves
 from tests.null.search.test_bound import sample
 
@@ -190,6 +191,61 @@ def test_a_contradiction_is_named(fix: list[str], reason: str) -> None:
         others = {} if "is not enough" in str(error) else {k: v for k, v in it.space.fix.items() if k != axis}
         for value in values.split(", "):
             assert next(leaves(replace(it.space, fix=others | {axis: (value,)})), None), (axis, value)
+
+
+@pytest.mark.parametrize(
+    ("fix", "forbid", "reason"),
+    [
+        (
+            ["pp=2"], ["pp=2"],
+            "--fix pp=2 --forbid pp=2 leaves no configuration on 8 GPUs with global batch 16; with the others as they "
+            "are, pp could be 1, 4, 8; without --forbid pp, pp could be 2",
+        ),
+        (
+            ["tp=1", "pp=2"], ["zero=1", "pp=2"],
+            "--fix pp=2 --forbid pp=2 leaves no configuration on 8 GPUs with global batch 16; with the others as they "
+            "are, pp could be 1, 4, 8; without --forbid pp, pp could be 2",
+        ),
+        (
+            [], ["pp=1,2,4,8"],
+            "--forbid pp=1,2,4,8 leaves no configuration on 8 GPUs with global batch 16; without --forbid pp, pp could "
+            "be 1, 2, 4, 8",
+        ),
+        (
+            [], ["zero=0,1,2,3"],
+            "--forbid zero=0,1,2,3 leaves no configuration on 8 GPUs with global batch 16; without --forbid zero, zero "
+            "could be 0, 1, 2, 3",
+        ),
+        (
+            ["dp=1", "cp=1"], ["zero=0", "schedule=dualpipe"],
+            "--fix dp=1 cp=1 --forbid zero=0 schedule=dualpipe leaves no configuration on 8 GPUs with global batch 16; "
+            "with the others as they are, dp could be 2, 4, 8; cp could be 2, 4, 8; without --forbid zero, zero could "
+            "be 0; without --forbid schedule, schedule could be dualpipe",
+        ),
+        (
+            ["b=3"], ["zero=0,1,2,3"],
+            "--fix micro_batch=3 --forbid zero=0,1,2,3 leaves no configuration on 8 GPUs with global batch 16, and "
+            "changing one of them is not enough; each alone, micro_batch could be 1, 2, 4, 8, 16; without --forbid "
+            "zero, zero could be 0, 1, 2, 3",
+        ),
+        (
+            ["dp=1", "cp=1", "bucket=2"], ["schedule=dualpipe"],
+            "--fix dp=1 cp=1 bucket=2 --forbid schedule=dualpipe leaves no configuration on 8 GPUs",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_forbidden_is_named(fix: list[str], forbid: list[str], reason: str) -> None:
+    it = case(DENSE, "p4d", 8, 16, 256, fix)
+    space = replace(it.space, forbid=parse_fix(forbid, "--forbid"))
+    assert not list(leaves(space))
+    error = str(why_empty(space))
+    assert error.startswith(reason)
+    if "is not enough" not in error:  # what is offered is there
+        for without, axis, values in re.findall(r"(without --forbid \w+, )?(\w+) could be ([^;]+)", error):
+            kept = {name: some for name, some in space.forbid.items() if not (without and name == axis)}
+            for value in values.split(", "):
+                fixed = space.fix if without and axis in space.fix else space.fix | {axis: (value,)}
+                assert next(leaves(replace(space, fix=fixed, forbid=kept)), None), (axis, value)
 
 
 def test_gpus_that_nothing_makes() -> None:

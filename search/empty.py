@@ -1,0 +1,81 @@
+"""Why a space holds no configuration: numbers that nothing meets, or what was fixed and forbidden."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from piper_core.errors import InfeasibleError
+from search.space import Space, divisors
+
+FINE = ("bucket", "prefetch", "streams")
+
+
+def why_empty(space: Space) -> InfeasibleError:
+    """Return an error that names the fewest of what was fixed and forbidden that leave nothing, and what each of those
+    could be: with the others as they are or, where that is nothing, alone."""
+    asked = [("fix", axis) for axis in space.fix] + [("forbid", axis) for axis in space.forbid]
+    anything = replace(space, fix={}, forbid={}).axes()
+    if not all(anything.values()):
+        batch = [g for g in divisors(space.gpus) if space.global_batch % g == 0]
+        even = space.global_batch // space.gpus * space.gpus
+        sizes = f"{even} or {even + space.gpus}" if even else str(space.gpus)
+        more = "" if batch[-1] == space.gpus else f"; with a global batch of {sizes}, up to {space.gpus}"
+        return InfeasibleError(
+            f"no pp x tp x dp makes {space.gpus} GPUs for {space.architecture.name} with global batch "
+            f"{space.global_batch}: dp must divide the batch, pp may be at most {space.architecture.layers}, "
+            f"tp at most {space.gpus_per_node}; dp could be {', '.join(map(str, batch[:8]))}{more}"
+        )
+    core = list(asked)
+    for each in asked:
+        fewer = [other for other in core if other != each]
+        if not all(_of(space, fewer).axes().values()):
+            core = fewer
+    others = {each: _of(space, [other for other in asked if other != each]) for each in core}
+    relaxed = {each: some for each, freed in others.items() if (some := _held(freed, each[1]))}
+    if relaxed:
+        as_they_are = "with the others as they are, " if len(asked) > 1 else ""
+        return InfeasibleError(f"{_empty(space, core)}; {as_they_are}{_could_be(relaxed)}")
+    alone = {each: anything[each[1]] for each in asked}
+    said = f"{_empty(space, asked)}, and changing one of them is not enough"
+    return InfeasibleError(f"{said}; each alone, {_could_be(alone)}")
+
+
+def _held(space: Space, axis: str) -> list[object]:
+    """Return the values of an axis that a configuration of the space has. A space lists values of others beside a
+    bucket, a prefetch or streams that none of them goes with, so where those are narrowed each value is tried."""
+    axes = space.axes()
+    if not all(axes.values()):
+        return []
+    if not {*FINE} & {*space.fix, *space.forbid}:
+        return axes[axis]
+    narrowed = ((value, replace(space, fix={**space.fix, axis: (str(value),)})) for value in axes[axis])
+    return [value for value, one in narrowed if all(one.axes().values())]
+
+
+def _of(space: Space, kept: Sequence[tuple[str, str]]) -> Space:
+    """Return a space of which only some of what narrows it is kept, each an option and an axis."""
+    fix = {axis: values for axis, values in space.fix.items() if ("fix", axis) in kept}
+    return replace(space, fix=fix, forbid={axis: space.forbid[axis] for option, axis in kept if option == "forbid"})
+
+
+def _empty(space: Space, asked: Sequence[tuple[str, str]]) -> str:
+    parts = []
+    for option, narrowed in (("fix", space.fix), ("forbid", space.forbid)):
+        if said := " ".join(f"{axis}={','.join(narrowed[axis])}" for kind, axis in asked if kind == option):
+            parts.append(f"--{option} {said}")
+    where = f"on {space.gpus} GPUs with global batch {space.global_batch}"
+    return f"{' '.join(parts)} leaves no configuration {where}"
+
+
+def _could_be(values: Mapping[tuple[str, str], Sequence[object]]) -> str:
+    """Say what each axis could be, one that is forbidden values if it were not."""
+    parts = []
+    for (option, axis), some in values.items():
+        without = f"without --forbid {axis}, " if option == "forbid" else ""
+        parts.append(f"{without}{axis} could be {_listed(list(map(str, some)))}")
+    return "; ".join(parts)
+
+
+def _listed(values: Sequence[str], most: int = 12) -> str:
+    return ", ".join(values if len(values) <= most else [*values[: most - 2], "...", values[-1]])
