@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from piper_core.errors import DirectiveError, InfeasibleError, PlanError
 from search.candidate import Score
+from search.empty import Asked, asked_of, only
 from search.generators.best_first import BestFirst
 from search.problem import Problem
 from search.space import Configuration, Space
@@ -31,32 +32,31 @@ class _Explainer:
         self.end_s = time.perf_counter() + PATIENCE_S
 
     def lines(self) -> list[str]:
-        fixed = list(self.space.fix)
-        core = self.conflict(fixed)
+        core = self.conflict(asked_of(self.space))
         room = f"{self.problem.cluster.device.memory_bytes / GIB:.1f} GiB a GPU"
-        asked = [f"--fix {name}={','.join(self.space.fix[name])}" for name in core]
+        asked = [self._text(each) for each in core]
         asked += [f"--gpus {self.space.gpus}", f"--seq-len {self.space.seq_len}", room]
         found = [f"these conflict: {', '.join(asked)}"]
         found += [f"would fit: {text}" for text in self.changes(core)]
         return found
 
-    def conflict(self, fixed: list[str]) -> list[str]:
-        """Return fixed axes each of which is needed for nothing to fit: one without which still nothing does is left
-        out."""
-        core = list(fixed)
-        for name in fixed:
-            without = [other for other in core if other != name]
-            if self.fitting(self.problem, self._fix(without)) is None:
+    def conflict(self, asked: list[Asked]) -> list[Asked]:
+        """Return what was asked for each of which is needed for nothing to fit: one without which still nothing does is
+        left out."""
+        core = list(asked)
+        for each in asked:
+            without = [other for other in core if other != each]
+            if self.fitting(self.problem, only(self.space, without)) is None:
                 core = without
         return core
 
-    def changes(self, core: list[str]) -> list[str]:
+    def changes(self, core: list[Asked]) -> list[str]:
         """Return changes of one thing that make something fit, each with what would."""
         found = []
-        for name in core:
-            told = self.fitting(self.problem, self._fix([other for other in core if other != name]))
+        for each in core:
+            told = self.fitting(self.problem, only(self.space, [other for other in core if other != each]))
             if told is not None:
-                found.append(_said(f"without --fix {name}={','.join(self.space.fix[name])}", *told))
+                found.append(_said(f"without {self._text(each)}", *told))
         for times in (2, 4, 8):
             told = self._with(gpus=self.space.gpus * times)
             if told is not None:
@@ -71,8 +71,10 @@ class _Explainer:
             half //= 2
         return found
 
-    def _fix(self, names: list[str]) -> Space:
-        return replace(self.space, fix={name: self.space.fix[name] for name in names})
+    def _text(self, each: Asked) -> str:
+        option, axis = each
+        values = self.space.fix[axis] if option == "fix" else self.space.forbid[axis]
+        return f"--{option} {axis}={','.join(values)}"
 
     def _with(self, gpus: int | None = None, seq_len: int | None = None) -> tuple[Configuration, Score] | None:
         old, space = self.problem, self.space
@@ -114,6 +116,9 @@ def why_not(problem: Problem, space: Space, choice: str, best: Score) -> str:
     from search.space import parse_fix
 
     fixed = parse_fix([choice], "--explain")
+    for axis, values in fixed.items():
+        if set(values) <= set(space.forbid.get(axis, ())):
+            return f"{choice} lost: --forbid {axis}={','.join(space.forbid[axis])} rules it out"
     narrowed = replace(space, fix={**space.fix, **fixed})
     try:
         other = search(problem, narrowed, top=1, budget_s=10.0, tune=False).best

@@ -4,17 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from piper_core.errors import InfeasibleError
 from search.space import Space, divisors
 
+Asked: TypeAlias = tuple[str, str]
+"""What narrows a space: an option, ``fix`` or ``forbid``, and an axis."""
 FINE = ("bucket", "prefetch", "streams")
+
+
+def asked_of(space: Space) -> list[Asked]:
+    """Return all that narrows a space."""
+    return [("fix", axis) for axis in space.fix] + [("forbid", axis) for axis in space.forbid]
+
+
+def only(space: Space, kept: Sequence[Asked]) -> Space:
+    """Return a space of which only some of what narrows it is kept."""
+    fix = {axis: values for axis, values in space.fix.items() if ("fix", axis) in kept}
+    return replace(space, fix=fix, forbid={axis: space.forbid[axis] for option, axis in kept if option == "forbid"})
 
 
 def why_empty(space: Space) -> InfeasibleError:
     """Return an error that names the fewest of what was fixed and forbidden that leave nothing, and what each of those
     could be: with the others as they are or, where that is nothing, alone."""
-    asked = [("fix", axis) for axis in space.fix] + [("forbid", axis) for axis in space.forbid]
+    asked = asked_of(space)
     anything = replace(space, fix={}, forbid={}).axes()
     if not all(anything.values()):
         batch = [g for g in divisors(space.gpus) if space.global_batch % g == 0]
@@ -29,9 +43,9 @@ def why_empty(space: Space) -> InfeasibleError:
     core = list(asked)
     for each in asked:
         fewer = [other for other in core if other != each]
-        if not all(_of(space, fewer).axes().values()):
+        if not all(only(space, fewer).axes().values()):
             core = fewer
-    others = {each: _of(space, [other for other in asked if other != each]) for each in core}
+    others = {each: only(space, [other for other in asked if other != each]) for each in core}
     relaxed = {each: some for each, freed in others.items() if (some := _held(freed, each[1]))}
     if relaxed:
         as_they_are = "with the others as they are, " if len(asked) > 1 else ""
@@ -53,13 +67,7 @@ def _held(space: Space, axis: str) -> list[object]:
     return [value for value, one in narrowed if all(one.axes().values())]
 
 
-def _of(space: Space, kept: Sequence[tuple[str, str]]) -> Space:
-    """Return a space of which only some of what narrows it is kept, each an option and an axis."""
-    fix = {axis: values for axis, values in space.fix.items() if ("fix", axis) in kept}
-    return replace(space, fix=fix, forbid={axis: space.forbid[axis] for option, axis in kept if option == "forbid"})
-
-
-def _empty(space: Space, asked: Sequence[tuple[str, str]]) -> str:
+def _empty(space: Space, asked: Sequence[Asked]) -> str:
     parts = []
     for option, narrowed in (("fix", space.fix), ("forbid", space.forbid)):
         if said := " ".join(f"{axis}={','.join(narrowed[axis])}" for kind, axis in asked if kind == option):
@@ -68,7 +76,7 @@ def _empty(space: Space, asked: Sequence[tuple[str, str]]) -> str:
     return f"{' '.join(parts)} leaves no configuration {where}"
 
 
-def _could_be(values: Mapping[tuple[str, str], Sequence[object]]) -> str:
+def _could_be(values: Mapping[Asked, Sequence[object]]) -> str:
     """Say what each axis could be, one that is forbidden values if it were not."""
     parts = []
     for (option, axis), some in values.items():

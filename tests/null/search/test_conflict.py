@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -40,6 +41,20 @@ def test_the_smallest_conflict_and_what_would_fit() -> None:
         run(case(DENSE, "p4d", 4, 8, 512, rest, memory_gib=1.12))
 
 
+def test_what_is_forbidden_conflicts_too() -> None:
+    """At 1.1 GiB a GPU some recomputing is needed; zero=1 does not matter."""
+    it = case(DENSE, "p4d", 4, 8, 512, ["sp=off", *PLAIN], memory_gib=1.12)
+    again = ("selective", "full", *map(str, range(1, DENSE.layers)))
+    it = replace(it, space=replace(it.space, forbid={"zero": ("1",), "recompute": again}))
+    with pytest.raises(NothingFitsError):
+        run(it)
+    first, *changes = explain(it.problem, it.space).splitlines()
+    said = f"--forbid recompute={','.join(again)}"
+    assert first == f"these conflict: {said}, --gpus 4, --seq-len 512, 1.1 GiB a GPU"
+    assert changes[0].startswith(f"would fit: without {said}: ")
+    run(replace(it, space=replace(it.space, forbid={"zero": ("1",)})))
+
+
 def test_more_gpus_or_a_shorter_sequence() -> None:
     it = case(DENSE, "p4d", 1, 2, 4096, memory_gib=1.25)
     with pytest.raises(NothingFitsError):
@@ -64,3 +79,6 @@ def test_why_a_choice_lost() -> None:
     with pytest.raises(ConfigError, match="--explain names no axis"):
         why_not(it.problem, it.space, "zzz=4", best)
     assert "lost: " in why_not(it.problem, it.space, "pp=3", best)
+    without = replace(it.space, forbid={"pp": ("2", "4")})
+    assert why_not(it.problem, without, "pp=4", best) == "pp=4 lost: --forbid pp=2,4 rules it out"
+    assert "rules it out" not in why_not(it.problem, without, "pp=1,4", best)
