@@ -11,7 +11,7 @@ from profiler.console import Parser, at_least_one, duration_s, gib, seed
 from search.objective import OBJECTIVES
 
 EXAMPLE = "piper-search --model llama9b --gpus 32"
-DEFAULTS: dict[str, Any] = {"cluster": "p4de", "global_batch": 512, "seq_len": None, "top": 10, "seed": 0}
+DEFAULTS: dict[str, Any] = {"cluster": "p4de", "global_batch": 512, "seq_len": 4096, "top": 10, "seed": 0}
 """What the search takes where an option is not given. The parser leaves it None, so that one given before another
 command can be told, and refused."""
 CPU_DEFAULTS = {"global_batch": 16, "seq_len": 128}
@@ -172,6 +172,8 @@ def _search(options: Namespace) -> int:
     given = {
         name: default if (value := getattr(options, name)) is None else value for name, default in DEFAULTS.items()
     }
+    if options.seq_len is None:
+        given["seq_len"] = None  # or as many as the model allows
     if given["cluster"] == "cpu":
         given |= {name: value for name, value in CPU_DEFAULTS.items() if getattr(options, name) is None}
     return run_search(
