@@ -47,8 +47,7 @@ def test_bounds_are_below_the_simulated_step(
         score = it.problem.score(config)
         seconds, size = bounds.partial(config)
         times = bounds.time_bound(config), bounds.replay(config), score.step_time_s
-        assert bounds.busy_bound(config) <= bounds.order_bound(config) * SLACK
-        assert bounds.order_bound(config) <= times[1] * SLACK
+        assert max(bounds.busy_bound(config), bounds.order_bound(config)) <= times[1] * SLACK
         sizes = bounds.memory_floor(config), bounds.memory_of_order(config), score.worst_row_bytes
         assert seconds <= score.step_time_s * SLACK, (str(config), seconds, score.step_time_s)
         assert size <= score.worst_row_bytes * SLACK, (str(config), size, score.worst_row_bytes)
