@@ -304,9 +304,12 @@ def _tune(state: _State, space: Space, run: Run, reorder: _Reorder, seed: int, j
             only, problem.bounds, problem.cluster.device.memory_bytes, seed=seed, journal=journal, name=name,
             order=config.order, seen=state.seen,
         )  # fmt: skip
-        while state.running and (batch := sampled.ask(BATCH, deadline_s=state.deadline_s())):
+        finer = [replace(config, bucket=bucket, prefetch=ahead, streams=streams) for bucket, ahead, streams in domain]
+        left = sum(each not in state.seen for each in finer)
+        while state.running and left and (batch := sampled.ask(min(BATCH, left), deadline_s=state.deadline_s())):
             state.evaluate(batch, sampled, run)
             result.finer += len(batch)
+            left -= len(batch)
     result.stopped = ended
 
 
