@@ -12,7 +12,7 @@ from search.candidate import Score
 from search.cost.base import CostModel
 from search.cost.memory import Memory, memory
 from search.cost.price import node_seconds
-from search.hosts import with_hosts
+from search.hosts import with_hosts, with_messages
 from search.simulator.lower import action_seconds
 from search.simulator.run import Simulation, simulate
 
@@ -61,7 +61,8 @@ def assess(
         architecture: says the model FLOPs of a token; without it they are the chunks' own, recompute left out.
     """
     dag, plan = compiled.dag, compiled.plan
-    seconds = with_hosts(plan, action_seconds(dag, plan, node_seconds(dag, cost)), cost.host_s)
+    alone = with_messages(plan, action_seconds(dag, plan, node_seconds(dag, cost)), cost.software)
+    seconds = with_hosts(plan, alone, cost.host_s)
     simulation = simulate(plan, seconds, slowdown=cost.overlap_slowdown)
     used = memory(dag, simulation, device, cost.software)
     batch = global_batch or dag.global_batch or max(1, dag.microbatches)

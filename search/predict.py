@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -22,7 +22,8 @@ from search.candidate import Score
 from search.cost.memory import Memory
 from search.cost.roofline import RooflineCost
 from search.cost.software import OWN, Software
-from search.evaluate import assess
+from search.direct.asked import Asked
+from search.evaluate import Evaluation, assess
 from search.generators.recipe import program_of
 from search.request import Kernels, Request
 from search.simulator.run import Simulation
@@ -75,6 +76,22 @@ def predict(request: Request, *, proved: bool = True) -> Prediction:
     )  # fmt: skip
     base = model.base(batch, request.sync)
     return _predict(Strategy(header, program), base, model.cost, request.architecture, config, proved)
+
+
+def quick(request: Request) -> Evaluation:
+    """Predict as :func:`predict` does, plan unproved, in a tenth of the time: without a DAG where that says the same.
+
+    Raises:
+        As :func:`predict`.
+    """
+    config = request.resolve()
+    model = _model(request.architecture, request.cluster, request.seq_len, request.kernels, request.software)
+    asked = model.asked(request.sync)
+    if not asked.covers(config):
+        found = predict(request, proved=False)
+        return Evaluation(found.score, found.simulation, found.memory)
+    layers = None if isinstance(request.layers, str) else request.layers
+    return asked.of(layers, request.bucket_mib).assess(config)
 
 
 def predict_strategy(strategy: Strategy, cluster: Cluster | None = None, kernels: Kernels | None = None) -> Prediction:
@@ -140,11 +157,22 @@ def layers_of(dag: Dag) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """A model on a cluster with what all its predictions share: chunk table, prices, costs of stages."""
+    """A model on a cluster with what all its predictions share: chunk table, prices, costs of stages, and what scores
+    without a DAG, by ``sync``."""
 
+    architecture: Architecture
     cost: RooflineCost
     costs: StageCosts
     bounds: Bounds
+    direct: dict[Sync, Asked] = field(default_factory=dict)
+
+    def asked(self, sync: Sync) -> Asked:
+        """Return what scores without a DAG."""
+        if sync not in self.direct:
+            self.direct[sync] = Asked(
+                self.architecture, self.costs.model, self.cost.cluster, self.cost, self.bounds, sync
+            )
+        return self.direct[sync]
 
     def base(self, global_batch: int, sync: Sync) -> Dag:
         return training_dag(self.costs.model, global_batch=global_batch, sync=sync)
@@ -158,7 +186,7 @@ def _model(architecture: Architecture, cluster: Cluster, seq_len: int, kernels: 
     chunks = _chunks(architecture, seq_len, kernels)
     cost = _cost(cluster, software)
     costs = StageCosts(chunks, cost)
-    return _Model(cost, costs, Bounds(costs, cost, cluster.device.context_bytes))
+    return _Model(architecture, cost, costs, Bounds(costs, cost, cluster.device.context_bytes))
 
 
 def _chunks(architecture: Architecture, seq_len: int, kernels: Kernels) -> ModelChunks:

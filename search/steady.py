@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from search.predict import Prediction, predict
+from search.candidate import Score
+from search.predict import quick
 from search.request import Request
 from search.rounds import rounds
+from search.space import Configuration
 
 
 @dataclass(frozen=True, slots=True)
 class LongStep:
-    """The step time of a request, and the prediction of a step that is as long or shorter and needs the same memory."""
+    """The step time of a request, and the configuration and the score of a step that is as long or shorter and needs
+    the same memory."""
 
     step_time_s: float
-    short: Prediction
+    config: Configuration
+    short: Score
 
 
 def long_step(request: Request) -> LongStep:
@@ -26,14 +30,14 @@ def long_step(request: Request) -> LongStep:
     config = request.resolve()
     shorter = rounds(config)
     if shorter is None:
-        found = predict(request, proved=False)
-        return LongStep(found.score.step_time_s, found)
+        found = quick(request).score
+        return LongStep(found.step_time_s, config, found)
 
-    def of(n: int) -> Prediction:
+    def of(n: int) -> Score:
         batch = n * config.dp * config.micro_batch
-        return predict(replace(request, num_microbatches=n, global_batch=batch), proved=False)
+        return quick(replace(request, num_microbatches=n, global_batch=batch)).score
 
     short, longer = of(shorter[0]), of(shorter[1])
-    a_round = longer.score.step_time_s - short.score.step_time_s
+    a_round = longer.step_time_s - short.step_time_s
     more = (config.num_microbatches - shorter[0]) / (shorter[1] - shorter[0])
-    return LongStep(short.score.step_time_s + a_round * more, longer)
+    return LongStep(short.step_time_s + a_round * more, config, longer)

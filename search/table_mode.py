@@ -54,10 +54,8 @@ def _predict(request: Request) -> Predicted | str:
         found = long_step(request)
     except (ConfigError, DirectiveError, PlanError) as error:
         return str(error)
-    config, score = found.short.config, found.short.score
-    assert config is not None
-    tokens = config.dp * config.micro_batch * config.num_microbatches
-    batch = request.global_batch or tokens
+    config, score = found.config, found.short
+    batch = config.dp * config.micro_batch * config.num_microbatches
     gpus = config.pp * config.row_size
     rate = batch * request.seq_len / found.step_time_s / gpus
     flops = request.architecture.model_flops_per_token(request.seq_len)

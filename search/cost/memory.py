@@ -23,7 +23,6 @@ from piper_core.ir.action import ActionKind
 from piper_core.ir.dag import Dag, Floats, Ints, Policy
 from piper_core.ir.edit import compute_table, rows
 from piper_core.names import Axis, Collective, NodeKind, Phase, Region, Role
-from piper_core.passes.gradient_sync import GRAD_BYTES
 from piper_core.schedule.plan import CODE
 from profiler.spec import Device
 from search.candidate import Verdict
@@ -376,7 +375,7 @@ class _Usage:
             whole, share = float(bucket.numel), bucket.numel / bucket.ranks
             held = (
                 dag.dtype_bytes * (share if zero == 3 else whole),
-                (GRAD_BYTES * share if zero >= 2 else self.software.gradient_bytes * whole),
+                self.software.gradient_width(zero) * (share if zero >= 2 else whole),
                 OPTIMIZER_BYTES * owned(dag, bucket, self.software),
             )
             for group in bucket.rows:

@@ -21,8 +21,6 @@ from search.cost.software import OWN, REDUCES, Software
 _Price: TypeAlias = Callable[[int], float]
 _TOLD_APART = (Region.ATTENTION, Region.MLP, Region.HEAD, Region.EMBED)
 """Regions whose tensor-parallel collectives training programs treat in ways of their own."""
-_LOSS = Collective.ALL_REDUCE
-"""What the head does in F where each rank computes the loss of its part of the vocabulary."""
 
 
 def node_seconds(dag: Dag, cost: CostModel) -> Floats:
@@ -40,10 +38,7 @@ def buckets_of(dag: Dag) -> tuple[Bucket, ...]:
 
 def owned(dag: Dag, bucket: Bucket, software: Software = OWN) -> float:
     """Return the elements of ``bucket`` that one rank updates: all of them, or its share under ZeRO-1 and higher."""
-    zero, ranks = dag.states[bucket.state].zero_stage, bucket.ranks
-    if zero == 1 and software.shard_group:
-        ranks = min(ranks, software.shard_group)
-    return bucket.numel / ranks if zero else float(bucket.numel)
+    return bucket.numel / software.owners(bucket.ranks, dag.states[bucket.state].zero_stage)
 
 
 class _Pricer:
@@ -113,7 +108,7 @@ class _Pricer:
             return once
         chunk, phase = self.dag.chunks[self.nodes.chunk[i]], Phase(int(self.nodes.phase[i]))
         kind, software = Collective(int(self.nodes.collective[i])), self.cost.software
-        if software.gathers_logits and chunk.region is Region.HEAD and phase is Phase.F and kind is _LOSS:
+        if software.gathers_loss(chunk.region, phase, kind):
             logits = chunk.stash.sharded * float(self.sequences[i]) / state.context_degree
             return max((self.cost.collective_s(Collective.ALL_GATHER, logits, ranks) for ranks in groups), default=0.0)
         return once * software.exposed(chunk.region, phase, kind)
@@ -179,15 +174,6 @@ class _Pricer:
 
         seconds[sends] = _once(sends, (nodes.group, peer, nodes.splits, nodes.state, size), price)
         seconds[recvs] = seconds[sends]
-        software = self.cost.software
-        if software.message_hold_s or software.blocks_messages:
-            into = np.flatnonzero(nodes.kind[edges.dst] == NodeKind.SEND)
-            held = seconds[edges.dst[into]] if software.blocks_messages else 0.0
-            np.add.at(seconds, edges.src[into], held + software.message_hold_s)
-        if software.blocks_messages:
-            out = np.flatnonzero(nodes.kind[edges.src] == NodeKind.RECV)
-            received, first = np.unique(edges.src[out], return_index=True)
-            np.add.at(seconds, edges.dst[out[first]], seconds[received])
 
 
 def _once(index: Ints, columns: Sequence[Ints], price: _Price) -> Floats:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from piper_core.names import Collective, Phase, Region
+from piper_core.passes.gradient_sync import GRAD_BYTES
 
 BLOCKS = (Region.ATTENTION, Region.MLP)
 GATE_AND_UP = 2
@@ -37,6 +38,19 @@ class Software:
     shard_group: int = 0
     message_hold_s: float = 0.0
     blocks_messages: bool = False
+
+    def gathers_loss(self, region: Region, phase: Phase, kind: Collective) -> bool:
+        """Return whether a tensor-parallel collective is the sum of a loss, in place of which logits are gathered."""
+        return self.gathers_logits and region is Region.HEAD and phase is Phase.F and kind is Collective.ALL_REDUCE
+
+    def owners(self, ranks: int, zero: int) -> int:
+        """Return how many of the ranks that hold a parameter share its optimiser state."""
+        group = min(ranks, self.shard_group) if zero == 1 and self.shard_group else ranks
+        return group if zero else 1
+
+    def gradient_width(self, zero: int) -> int:
+        """Return the bytes of a gradient that a rank accumulates and reduces; ZeRO-2/3 keep a shard in fp32."""
+        return GRAD_BYTES if zero >= 2 else self.gradient_bytes
 
     def exposed(self, region: Region, phase: Phase, kind: Collective) -> float:
         """Return the part of a region's tensor-parallel collective that compute waits for; over 1 where it runs more

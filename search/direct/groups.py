@@ -73,3 +73,10 @@ def distinct(groups: Ints, gpus_per_node: int) -> Several:
         if shape not in found:
             found[shape] = tuple(groups[i].tolist())
     return tuple(found.items())
+
+
+def first_members(groups: Several, count: int, gpus_per_node: int) -> Several:
+    """Return the first ``count`` members of each group, or all of them where it has no more."""
+    if count >= groups[0][0][0]:
+        return groups
+    return distinct(np.asarray([ranks[:count] for _, ranks in groups]), gpus_per_node)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from piper_core.ir.dag import Floats, Ints
-from piper_core.passes.gradient_sync import GRAD_BYTES
 from profiler.spec import Device
 from search.cost.memory import OPTIMIZER_BYTES, RESERVED_GAP, Memory, RowMemory
 from search.direct.plan import Built
@@ -147,16 +146,18 @@ class _Usage:
 
 def static_bytes(built: Built, dtype_bytes: int) -> Floats:
     """Return the bytes of each row's parameters, gradients and optimiser state, shape (rows, 3)."""
-    step, zero = built.step, built.step.config.zero
-    buckets, ranks = step.buckets, step.sync.ranks
+    step, zero, software = built.step, built.step.config.zero, built.step.software
+    buckets = step.buckets
     rows = [step.rows_of[stage] for stage in buckets.stage.tolist()]
     at = np.asarray([row for some in rows for row in some])
     whole = np.repeat(buckets.numel, [len(some) for some in rows]).astype(np.float64)
-    share = whole / np.repeat(ranks, [len(some) for some in rows])
+    ranks = np.repeat(step.sync.ranks, [len(some) for some in rows])
+    share = whole / ranks
+    owned = whole / [software.owners(each, zero) for each in ranks.tolist()]
     held = (
         dtype_bytes * (share if zero == 3 else whole),
-        GRAD_BYTES * (share if zero >= 2 else whole),
-        OPTIMIZER_BYTES * (share if zero else whole),
+        software.gradient_width(zero) * (share if zero >= 2 else whole),
+        OPTIMIZER_BYTES * owned,
     )
     return np.stack([np.bincount(at, weights=each, minlength=len(step.rows)) for each in held], axis=1)
 

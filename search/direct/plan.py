@@ -17,6 +17,7 @@ from search.direct.prices import Prices
 from search.direct.shape import Step
 from search.direct.sync import Synced, add_syncs, close_step
 from search.direct.table import Macros, Table
+from search.hosts import with_messages
 from search.simulator.lower import ActionSeconds
 
 LOOK_AHEAD = 1
@@ -71,6 +72,7 @@ def build(step: Step, order: Order, prices: Prices, sync: Sync) -> Built:
     )  # fmt: skip
     update = np.bincount(order.holder_row, weights=step.update[order.holder_stage], minlength=draft.rows)
     found = ActionSeconds(seconds[by], comm, _inner(step, order), update.astype(np.float64))
+    found = with_messages(plan, found, step.software)
     return Built(
         step, order, draft.table, draft.macros, plan, found, rank, messages, synced.gathers, synced.reductions
     )  # fmt: skip

@@ -140,12 +140,18 @@ class Prices:
         ring, context = exchange.collective is Collective.RING_EXCHANGE, exchange.axis is Axis.CONTEXT
         share = float(division.micro_batch) / (1 if ring else division.cp) / (division.tp if context else 1)
         sizes = [payload_bytes(exchange, chunk) * share for chunk in self.kinds.chunks]
+        bytes_ = np.asarray(sizes)
         tensor = exchange.axis in (Axis.TENSOR, Axis.SEQUENCE)
-        part = self.cost.software.exposed(REGIONS[region], phase, exchange.collective) if tensor else 1.0
+        kind, part = exchange.collective, 1.0
+        if tensor and self.cost.software.gathers_loss(REGIONS[region], phase, kind):
+            kind, sizes = Collective.ALL_GATHER, [chunk.stash.sharded * float(division.micro_batch) / division.cp
+                                                  for chunk in self.kinds.chunks]  # fmt: skip
+        elif tensor:
+            part = self.cost.software.exposed(REGIONS[region], phase, kind)
         seconds = np.zeros((len(ways), len(sizes)))
         for w, way in enumerate(ways):
             groups = way.tensor if tensor else way.expert if exchange.axis is Axis.EXPERT else way.context
-            for kind, size in enumerate(sizes):
-                if self._region_of_kind[kind] == region:
-                    seconds[w, kind] = self.collective(exchange.collective, size, groups) * part
-        return Talk(region, shard, exchange, seconds, np.asarray(sizes))
+            for each, size in enumerate(sizes):
+                if self._region_of_kind[each] == region:
+                    seconds[w, each] = self.collective(kind, size, groups) * part
+        return Talk(region, shard, exchange, seconds, bytes_)

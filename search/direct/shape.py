@@ -9,12 +9,13 @@ import numpy as np
 
 from piper_core.ir.dag import Floats, Ints, Mask
 from piper_core.mesh import Mesh
-from piper_core.names import Axis, Collective, Phase, Recompute, ShardKind
-from piper_core.passes.gradient_sync import GRAD_BYTES
+from piper_core.names import Axis, Collective, Phase, Recompute, Region, ShardKind
 from piper_core.schedule.grid import Layout, rows_of_stage
+from search.cost.memory import GATHERED
+from search.cost.software import BLOCKS, Software
 from search.direct.buckets import Buckets, make_buckets
-from search.direct.groups import Shape, pair_groups, row_groups
-from search.direct.kinds import Kinds
+from search.direct.groups import Shape, first_members, pair_groups, row_groups
+from search.direct.kinds import REGIONS, Kinds
 from search.direct.order import Order
 from search.direct.overlap import Opened, StageNodes
 from search.direct.pieces import (
@@ -89,6 +90,7 @@ class Step:
     ties: tuple[Tie, ...]
     streams: tuple[str, ...]
     message_bytes: Floats
+    software: Software
 
 
 def stages_of(kinds: Kinds, counts: tuple[int, ...], policy: str, way: Ints) -> Stages:
@@ -108,8 +110,8 @@ def stages_of(kinds: Kinds, counts: tuple[int, ...], policy: str, way: Ints) -> 
     return Stages(tuple(bounds.tolist()), of, again, each, way)
 
 
-def held_of(kinds: Kinds, stages: Stages, division: Division) -> Held:
-    """Return what each chunk holds for one microbatch on one rank."""
+def held_of(kinds: Kinds, stages: Stages, division: Division, software: Software) -> Held:
+    """Return what each chunk holds for one microbatch on one rank; ``software`` may keep what it gathered."""
     tensor, sequence = float(division.tp), float(division.tp if division.sequence else 1)
     share = division.share
 
@@ -117,12 +119,25 @@ def held_of(kinds: Kinds, stages: Stages, division: Division) -> Held:
         sharded, replicated = kinds.saved(what)
         return (sharded / tensor + replicated / sequence) * share
 
-    saved = kept = size("saved")
+    saved = size("saved")
+    if software.keeps_gathered:
+        whole = np.where(_among(kinds, (*BLOCKS, Region.HEAD)), kinds.field("hidden_bytes"), 0.0)
+        saved = saved + whole * (1 - 1 / sequence) * share
+    kept = saved
     if stages.policy is Recompute.SELECTIVE:
         kept = np.where(stages.again, size("saved_selective"), saved)
     elif stages.policy is Recompute.FULL:
         kept = np.where(stages.again, np.where(kinds.fed, size("saved_full"), 0.0), saved)
-    return Held(kept, saved, size("stash"), kinds.field("workspace_bytes") / tensor * share)
+    each = kinds.field("workspace_bytes")
+    workspace = each / tensor
+    if software.gathers_logits and division.tp > 1:
+        workspace = np.where(_among(kinds, (Region.HEAD,)), each * GATHERED, workspace)
+    return Held(kept, saved, size("stash"), workspace * share)
+
+
+def _among(kinds: Kinds, regions: tuple[Region, ...]) -> Mask:
+    """Return which chunks are of some regions, shape (C,)."""
+    return np.isin(kinds.region, [REGIONS.index(region) for region in regions])
 
 
 class Steps:
@@ -144,7 +159,7 @@ class Steps:
         limit = bucket_mib * MIB // self.dtype_bytes if replicated else 0
         buckets = self.buckets(stages.ends, config.tp, config.ep, limit)
         sync = self._sync(config, mesh, rows_of, buckets)
-        shared, held = sync.ranks > 1, held_of(kinds, stages, division)
+        shared, held = sync.ranks > 1, held_of(kinds, stages, division, prices.cost.software)
         talks = {phase: prices.talks(division, phase, mesh, ways) for phase in order.phases}
         context_only = stages.policy is Recompute.SELECTIVE
         repeated = tuple(t for t in talks[Phase.F] if not context_only or t.exchange.axis is Axis.CONTEXT)
@@ -176,14 +191,16 @@ class Steps:
             config, mesh, ranks_of(mesh).rows, rows_of, stages, buckets, sync, shared, pieces, cut_here, overlapped,
             nodes, inner, self._update(config, buckets, sync, stages.count),
             self._ties(config, mesh, rows_of, buckets, sync), streams_of(config, division, bool(shared.any())),
-            boundary,
+            boundary, prices.cost.software,
         )  # fmt: skip
 
     def _sync(self, config: Configuration, mesh: Mesh, rows_of: tuple[tuple[int, ...], ...], buckets: Buckets) -> Sync:
         """Return what synchronising each bucket takes."""
         each = config.zero >= 2
-        kind = Collective.REDUCE_SCATTER if config.zero else Collective.ALL_REDUCE
-        width = self.dtype_bytes if each else GRAD_BYTES
+        software = self.prices.cost.software
+        group = software.shard_group if config.zero == 1 else 0  # gradients meet everywhere, parameters in the group
+        kind = Collective.REDUCE_SCATTER if config.zero and not group else Collective.ALL_REDUCE
+        width = self.dtype_bytes if each else software.gradient_bytes
         ranks, seconds = np.zeros(len(buckets), np.int64), np.zeros((2, len(buckets)))
         held = [row_groups(mesh, rows, self.prices.gpus_per_node) for rows in rows_of]
         columns = (buckets.stage.tolist(), buckets.expert.tolist(), buckets.numel.tolist())
@@ -196,7 +213,8 @@ class Steps:
                 if members > 1:
                     reduce = self.prices.collective(kind, float(size * width), groups)
                 if members > 1 and config.zero:
-                    gather = self.prices.collective(Collective.ALL_GATHER, float(size * self.dtype_bytes), groups)
+                    near = first_members(groups, group, self.prices.gpus_per_node) if group else groups
+                    gather = self.prices.collective(Collective.ALL_GATHER, float(size * self.dtype_bytes), near)
                 known[key] = members, reduce, gather
             ranks[k], seconds[0, k], seconds[1, k] = known[key]
         numel = buckets.numel.astype(np.float64)
@@ -208,7 +226,7 @@ class Steps:
         owned: list[list[float]] = [[] for _ in range(stages)]
         columns = buckets.stage.tolist(), buckets.numel.tolist(), sync.ranks.tolist()
         for stage, numel, ranks in zip(*columns, strict=True):
-            owned[stage].append(numel / ranks if config.zero else float(numel))
+            owned[stage].append(numel / self.prices.cost.software.owners(ranks, config.zero))
         return np.asarray([self.prices.cost.update_s(sum(some)) for some in owned])
 
     def _ties(

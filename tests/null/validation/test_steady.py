@@ -38,8 +38,8 @@ def test_a_long_step_from_short_ones(family: str, pp: int, v: int, zero: int, sy
     )  # fmt: skip
     whole, found = predict(request).score, long_step(request)
     assert found.step_time_s == pytest.approx(whole.step_time_s, rel=1e-6)
-    assert found.short.score.worst_row_bytes == pytest.approx(whole.worst_row_bytes, rel=0.01)
-    assert found.short.score.fits == whole.fits
+    assert found.short.worst_row_bytes == pytest.approx(whole.worst_row_bytes, rel=0.01)
+    assert found.short.fits == whole.fits
 
 
 def test_a_stage_may_hold_the_embedding_or_the_head_alone() -> None:
