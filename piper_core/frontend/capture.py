@@ -181,7 +181,7 @@ def boxed(module: GraphModule) -> Boxed:
 
 
 def inductor(module: GraphModule, examples: Sequence[Any], device: torch.device | str = "cpu") -> Boxed:
-    """Compile a graph with Inductor for inputs like the (fake) examples, but on ``device``.
+    """Compile a graph with Inductor for inputs like the examples (fake ones, or on ``meta``), but on ``device``.
 
     Relies on ``torch._inductor.decomposition.select_decomp_table``, the operations that Inductor wants in parts, and
     on ``torch._inductor.compile_fx.compile_fx_inner``, which takes the graph made so and returns a boxed function.
@@ -191,9 +191,10 @@ def inductor(module: GraphModule, examples: Sequence[Any], device: torch.device 
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    mode = next((each.fake_mode for each in examples), None) or FakeTensorMode(allow_non_fake_inputs=True)
-    with mode, torch.no_grad():
-        examples = [each.to(device) for each in examples]
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        examples = [
+            torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device=device) for each in examples
+        ]
         parts = make_fx(module, decomposition_table=select_decomp_table())(*examples)
     call: Boxed = compile_fx_inner(parts, list(examples))
     return call

@@ -18,6 +18,10 @@ from piper_core.frontend.recompute import fused, kept
 from piper_core.names import Recompute, Region
 
 Compiler: TypeAlias = Literal["none", "inductor"]
+ROWS_VARY = (
+    "how many rows reach the experts of a rank is known when a chunk runs, and Inductor compiles for one number; "
+    "experts that ranks divide need compiler 'none' (run: leave --compile out)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +186,7 @@ class Step:
 def check_compilable(made: Cut) -> None:
     """Raise a ConfigError where Inductor cannot compile the graphs of ``made``."""
     if any(moves_rows(node) for piece in made.pieces for node in piece.forward.calls):
-        raise ConfigError(
-            "how many rows reach the experts of a rank is known when a chunk runs, and Inductor compiles for one "
-            "number; experts that ranks divide need compiler 'none'"
-        )
+        raise ConfigError(ROWS_VARY)
 
 
 def chunked(model: nn.Module, inputs: Sequence[Tensor], **options: Any) -> Step:

@@ -20,6 +20,7 @@ from piper_core.runtime.faults import Broke, Fault, broke
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from piper_core.frontend.run import Compiler
     from piper_core.ir.timeline import Lane
     from piper_core.runtime.model import ModelSource
     from piper_core.runtime.program import Training
@@ -43,6 +44,7 @@ class Job:
     timeout_s: float = 60.0
     memory_limit_bytes: float | None = None
     fault: Fault | None = None
+    compiler: Compiler = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +124,13 @@ class Worker:
         torch.set_num_threads(threads)
         if job.device == "cpu":
             keep_heap()
+        if job.compiler == "inductor":
+            from torch._inductor import config
+
+            config.compile_threads = 1  # ranks already share the cores, and helpers would outlive a rank that is killed
         self._job = job
         self._at = lambda: "making graphs"
-        self._lowering = Lowering(job.compiled, job.source)
+        self._lowering = Lowering(job.compiled, job.source, compiler=job.compiler)
         self._lowering.table(self._lowering.row_of(self.rank))
 
     def meet(self, host: str, port: int, ranks: int, progress: Path, *, loopback: bool) -> list[str] | Broke:

@@ -184,6 +184,19 @@ def read(program: RankProgram, folder: Path) -> None:
 # --- the folder, as the one who calls all ranks sees it ---
 
 
+def check_target(folder: Path) -> None:
+    """Refuse a folder that no checkpoint could be written to, before anything is trained; nothing is made.
+
+    Raises:
+        ConfigError: it is a file, or is nowhere where this process may write.
+    """
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir():
+        raise ConfigError(f"cannot write a checkpoint to {folder}: {there} is no folder; name another folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"cannot write a checkpoint to {folder}: {there} cannot be written to; name another folder")
+
+
 def begin(folder: Path, steps: int) -> Path:
     """Return the folder, not there yet, that ranks write the checkpoint of ``steps`` to.
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 START_S = 180.0
 """Limit for starting processes, importing torch and making graphs."""
+COMPILE_S = 1200.0
+"""The same where Inductor compiles them."""
 _TICK_S, _LOOK_S, _GRACE_S, _PLACE_S = 0.5, 2.0, 2.0, 60.0
 
 

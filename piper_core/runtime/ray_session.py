@@ -103,10 +103,13 @@ class RaySession:
         """Leave the cluster; of one's own, end every process and remove every file, whatever state they are in."""
         import ray
 
-        ours = [*self._processes, *below(self._processes)]  # workers, agents: without Ray's own they would linger
+        started = [*self._processes, *(naming(self.folder) if self.own else [])]  # those of an init that did not end
+        ours = [*started, *below(started)]  # workers, agents: without Ray's own they would linger
         if not self._connected:
             _bounded(ray.shutdown, _END_S if not self._processes or self.alive() else _LEFT_S)
         end(ours)
+        if self.own:
+            end(naming(self.folder))  # what one of them started meanwhile
         self._processes = []
         for _ in range(20):  # a log may be written while its folder goes
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -136,6 +139,16 @@ def end(processes: Sequence[int]) -> None:
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
             time.sleep(0.02)
+
+
+def naming(folder: Path) -> list[int]:
+    """Return all processes whose command names a folder, this one aside."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it may have ended
+            if os.fsencode(folder) in path.read_bytes() and int(path.parent.name) != os.getpid():
+                found.append(int(path.parent.name))
+    return found
 
 
 def below(processes: Sequence[int]) -> list[int]:

@@ -64,8 +64,8 @@ class Rehearsal:
         )
 
 
-def rehearse(strategy: Strategy, architecture: Architecture) -> Rehearsal:
-    """Run a strategy's double for two steps and compare it with one process.
+def rehearse(strategy: Strategy, architecture: Architecture, *, steps: int = STEPS, seed: int = 1) -> Rehearsal:
+    """Run a strategy's double for some steps and compare it with one process; ``seed`` is of weights and tokens.
 
     Raises:
         ConfigError: the strategy cannot be shrunk; PlanError: its double deadlocks or mispairs messages; RunError: it
@@ -78,19 +78,19 @@ def rehearse(strategy: Strategy, architecture: Architecture) -> Rehearsal:
     clip = Clip(1.0) if header.sync is Sync.GLOBAL_NORM else None
     training = Training(SGD(0.1, 0.9), clip, Reduction(header.reduction))
     source = ArchitectureSource(
-        double.architecture, 1, double.base.model.seq_len, degrees_of(compiled.dag), torch.float64, seed=1
+        double.architecture, 1, double.base.model.seq_len, degrees_of(compiled.dag), torch.float64, seed=seed
     )
     lowering = Lowering(compiled, source)
-    batches = _batches(lowering.slicing.batch, double.architecture.vocab, source.seq_len)
+    batches = _batches(lowering.slicing.batch, double.architecture.vocab, source.seq_len, steps, seed)
     found = LocalWorld(len(lowering.ranks)).run(lambda each: _train(lowering, training, each, batches))
-    reference = Reference(build_model(double.architecture, dtype=torch.float64, seed=1), lowering.slicing, training)
+    reference = Reference(build_model(double.architecture, dtype=torch.float64, seed=seed), lowering.slicing, training)
     worst, losses = 0.0, []
     for step, batch in enumerate(batches):
         wanted = reference.step(*batch)
         losses.append(sum(each[step][0] for each in found))
         worst = max(worst, _compare(step, losses[-1], [each[step] for each in found], wanted))
     return Rehearsal(
-        double.of, len(lowering.ranks), len(compiled.plan), STEPS, tuple(losses), worst, perf_counter() - began
+        double.of, len(lowering.ranks), len(compiled.plan), steps, tuple(losses), worst, perf_counter() - began
     )
 
 
@@ -114,10 +114,10 @@ def _copies(rank: RankProgram, which: Any) -> list[Held]:
     return [replace(each, values=each.values.clone()) for each in held(rank, which)]
 
 
-def _batches(size: int, vocabulary: int, length: int) -> list[tuple[Tensor, Tensor]]:
-    generator = torch.Generator().manual_seed(7)
-    draw = [torch.randint(0, vocabulary, (size, length), generator=generator) for _ in range(2 * STEPS)]
-    return [(draw[2 * i], draw[2 * i + 1]) for i in range(STEPS)]
+def _batches(size: int, vocabulary: int, length: int, steps: int, seed: int) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    draw = [torch.randint(0, vocabulary, (size, length), generator=generator) for _ in range(2 * steps)]
+    return [(draw[2 * i], draw[2 * i + 1]) for i in range(steps)]
 
 
 def _compare(step: int, loss: float, parts: list[Part], wanted: Result) -> float:

@@ -24,14 +24,15 @@ from torch import Tensor, nn
 from piper_core.arch.huggingface import load_architecture
 from piper_core.arch.record import Architecture
 from piper_core.errors import ConfigError
+from piper_core.frontend.run import Compiler
 from piper_core.ir.dag import Dag, training_dag
 from piper_core.ir.timeline import Timeline
 from piper_core.program.strategy import DEFAULT_SEQ_LEN, Strategy, load
-from piper_core.runtime import checkpoint
+from piper_core.runtime import checkpoint, compilable
 from piper_core.runtime.actor import Device, How, Job, Stepped
 from piper_core.runtime.faults import Fault
 from piper_core.runtime.groups import degrees_of
-from piper_core.runtime.launch import START_S, Gang
+from piper_core.runtime.launch import COMPILE_S, START_S, Gang
 from piper_core.runtime.lowering import slicing_of
 from piper_core.runtime.model import ArchitectureSource, ModelSource, ModuleSource
 from piper_core.runtime.optimizer import AdamW, Clip, Optimizer
@@ -72,25 +73,28 @@ class Trainer:
         self, model: str | Architecture | Own, strategy: str | PathLike[str] | Strategy,
         optimizer: Optimizer | None = None, loss: Loss | None = None, *, clip: Clip | None = None,
         device: Device = "cpu", address: str | None = None, dtype: torch.dtype | str = torch.float32, seed: int = 0,
-        timeout_s: float = 60.0, start_s: float = START_S, memory_limit_bytes: float | None = None,
-        fault: Fault | None = None,
+        timeout_s: float = 60.0, start_s: float | None = None, memory_limit_bytes: float | None = None,
+        compiler: Compiler = "none", fault: Fault | None = None,
     ) -> None:  # fmt: skip
         """Compile and verify the strategy for the model, then start the ranks.
 
         ``loss`` (output, targets) -> scalar is for a module that does not return its loss; built-in models do. A call
-        that takes longer than ``timeout_s``, and a start that takes longer than ``start_s``, ends with an error.
-        ``memory_limit_bytes`` is how much the tensors of a rank may take; following that slows steps down. ``fault``
-        makes something go wrong.
+        that takes longer than ``timeout_s``, and a start that takes longer than ``start_s`` (3 minutes unless given,
+        20 where chunks are compiled), ends with an error. ``memory_limit_bytes`` is how much the tensors of a rank may
+        take; following that slows steps down. ``compiler`` "inductor": every rank compiles its chunks before the first
+        step, which takes from seconds to minutes; torch's own cache of what was compiled makes later starts shorter.
+        ``fault`` makes something go wrong.
 
         Raises:
-            ConfigError, DirectiveError, PlanError: the strategy does not fit the model or would not run; nothing has
-                been started then. RunError: a rank could not be built.
+            ConfigError, DirectiveError, PlanError: the strategy does not fit the model, would not run, or cannot be
+                compiled; nothing has been started then. RunError: a rank could not be built.
         """
         self.strategy = strategy if isinstance(strategy, Strategy) else load(strategy)
         header = self.strategy.header
         self.training = Training(optimizer or AdamW(), clip, Reduction(header.reduction))
         dtype = named_dtype(dtype)
         self.compiled, self.source = prepared(model, self.strategy, loss, dtype=dtype, seed=seed, device=device)
+        compilable.check(compiler, self.source, local=device == "cpu" and address is None)
         self.slicing = slicing_of(self.compiled)
         ranks = sorted({rank for row in self.compiled.plan.rows for rank in row})
         if ranks != list(range(len(ranks))):
@@ -99,8 +103,9 @@ class Trainer:
         self.steps = 0
         self.last: Step | None = None
         began = perf_counter()
-        job = Job(self.compiled, self.source, self.training, device, timeout_s, memory_limit_bytes, fault)
-        self._gang = Gang(job, ranks, address=address, start_s=start_s)
+        job = Job(self.compiled, self.source, self.training, device, timeout_s, memory_limit_bytes, fault, compiler)
+        limit_s = start_s or (START_S if compiler == "none" else COMPILE_S)
+        self._gang = Gang(job, ranks, address=address, start_s=limit_s)
         self.start_s = perf_counter() - began
 
     @property

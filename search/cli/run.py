@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 LEAST_KEPT = 3
 """Timed steps from which a run counts as a measurement."""
-NOT_REHEARSED = ("data", "load", "save", "timeline", "address")
+NOT_REHEARSED = ("data", "load", "save", "timeline", "address", "dtype", "lr", "clip", "compile", "timeout")
 """Options of what a rehearsal does not do; what they say would be lost without a word."""
+TRAINED = {"steps": 5, "lr": 1e-3, "seed": 0, "timeout": 60.0}
+"""What an option is where it is not given; a rehearsal must know whether one was."""
 TORCH = "run needs torch and ray: make setup installs them"
 
 
@@ -32,9 +34,9 @@ def add_options(parser: Parser) -> None:
         parser.add_argument(f"--{flag}", help=text, **more)  # type: ignore[arg-type]  # argparse's own overloads
 
     parser.add_argument("run_file", type=Path, metavar="FILE", help="a strategy file")
-    option("steps", "steps to train (default: 5)", type=at_least_one, default=5, metavar="N")
-    option("ranks", "real: a process each; virtual: rehearse in one process, two steps in float64 on tokens of its "
-           "own; auto (default): real where there are enough devices",
+    option("steps", "steps to train (default: 5; of a rehearsal 2)", type=at_least_one, metavar="N")
+    option("ranks", "real: a process each; virtual: rehearse in one process, in float64 on tokens of its own; "
+           " auto (default): real where there are enough devices",
            choices=("auto", "real", "virtual"), default="auto")  # fmt: skip
     option("device", "default: the kind of the strategy's cluster", choices=("cpu", "cuda"))
     option("address", "a Ray cluster that runs (host:port, or auto); default: processes of this machine", metavar="RAY")
@@ -44,15 +46,16 @@ def add_options(parser: Parser) -> None:
         "of weights (default: float32, on cuda bfloat16, with --check float64)",
         choices=("float32", "float64", "bfloat16"),
     )
-    option("lr", "learning rate of AdamW (default: 0.001)", type=_positive, default=1e-3, metavar="X")
+    option("lr", "learning rate of AdamW (default: 0.001)", type=_positive, metavar="X")
     option("clip", "largest norm of a gradient (default: none)", type=_positive, metavar="X")
-    option("seed", "of weights and random tokens (default: 0)", type=seed, default=0, metavar="N")
+    option("seed", "of weights and random tokens (default: 0)", type=seed, metavar="N")
+    option("compile", "let Inductor compile the chunks of every rank before the first step", action="store_true")
     option("check", "compare losses and gradients with one process that trains the whole model", action="store_true")
     option("load", "go on from the checkpoint in a folder", type=Path, metavar="DIR")
     option("save", "write a checkpoint to a folder in the end", type=Path, metavar="DIR")
     option("timeline", "write the last step, predicted and measured (.html), or measured (.svg, .json)", type=Path,
            metavar="FILE")  # fmt: skip
-    option("timeout", "longest time for a step (default: 60)", type=duration_s, default=60.0, metavar="SECONDS")
+    option("timeout", "longest time for a step (default: 60)", type=duration_s, metavar="SECONDS")
 
 
 def _positive(text: str) -> float:
@@ -82,7 +85,7 @@ def run(options: Namespace) -> int:
 
     if options.run_timeline is not None:
         check_target(options.run_timeline)
-        if options.run_steps < 2:
+        if options.run_steps == 1:
             raise ConfigError("--timeline needs two steps or more: in the first, memory is followed")
     strategy = load(options.run_file)
     check_header(strategy.header)
@@ -90,10 +93,18 @@ def run(options: Namespace) -> int:
     device = options.run_device or device_of(strategy)
     ranks = _ranks(strategy)
     try:
-        few = not options.run_address and not enough(ranks, device, strategy, named=options.run_device is not None)
-        if options.run_ranks == "virtual" or (options.run_ranks == "auto" and few):
+        virtual = options.run_ranks == "virtual"
+        few = (
+            not virtual
+            and not options.run_address
+            and not enough(ranks, device, strategy, named=options.run_device is not None)
+        )
+        if virtual or (options.run_ranks == "auto" and few):
             why = f"this machine has fewer {device} devices than its {ranks} ranks" if few else "as asked for"
             return _rehearse(strategy, architecture, why, options)
+        for name, value in TRAINED.items():
+            if getattr(options, f"run_{name}") is None:
+                setattr(options, f"run_{name}", value)
         return _train(strategy, architecture, device, options)
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "ray"):
@@ -120,13 +131,15 @@ def _ranks(strategy: Strategy) -> int:
 
 
 def _rehearse(strategy: Strategy, architecture: Architecture, why: str, options: Namespace) -> int:
-    for name in NOT_REHEARSED:
-        if getattr(options, f"run_{name}") is not None:
-            raise ConfigError(f"--{name} has no place in a rehearsal ({why}), which trains a small double on tokens of "
-                              "its own and keeps nothing; leave it out, or use --ranks real")  # fmt: skip
-    from piper_core.runtime.rehearsal import rehearse
+    on_cuda = options.run_ranks == "virtual" and options.run_device == "cuda"
+    for name in (*NOT_REHEARSED, *(["device"] if on_cuda else [])):
+        if getattr(options, f"run_{name}") not in (None, False):
+            raise ConfigError(f"--{name} has no place in a rehearsal ({why}), which trains a small double in float64 "
+                              "on tokens of its own and keeps nothing; leave it out, or use --ranks real")  # fmt: skip
+    from piper_core.runtime import rehearsal
 
-    found = rehearse(strategy, architecture)
+    seed = 0 if options.run_seed is None else options.run_seed
+    found = rehearsal.rehearse(strategy, architecture, steps=options.run_steps or rehearsal.STEPS, seed=seed)
     if options.json:
         console.print_json({"mode": "rehearsal", "why": why, **found.to_data()})
     else:
@@ -136,30 +149,35 @@ def _rehearse(strategy: Strategy, architecture: Architecture, why: str, options:
 
 
 def _train(strategy: Strategy, architecture: Architecture, device: str, options: Namespace) -> int:
+    from piper_core.runtime.checkpoint import check_target
     from piper_core.runtime.compare import OneProcess
     from piper_core.runtime.optimizer import AdamW, Clip
     from piper_core.runtime.trainer import Trainer
-    from search.cli.run_report import NOT_COMPARED, data_of, plain, show, write
+    from search.cli.run_report import data_of, not_compared, plain, show, write
     from search.history import profile_of
 
     clip = None if options.run_clip is None else Clip(options.run_clip)
+    if options.run_save is not None:
+        check_target(options.run_save.resolve())
     usual = "float64" if options.run_check else "bfloat16" if device == "cuda" else "float32"
     dtype = options.run_dtype or usual
     if options.run_check and options.run_load is not None:
         raise ConfigError("--check compares with a run from the beginning; leave --load out")
     profile = None if options.run_address else profile_of(strategy, architecture, device, dtype)
-    other = dtype == "float64" and profile is None
-    predicted = None if other else _predicted(strategy, profile)
+    apart = not_compared(dtype, compiled=options.run_compile, profile=profile)
+    predicted = None if apart else _predicted(strategy, profile)
     batches = _batches(strategy, architecture, options)
     with Trainer(
         architecture, strategy, AdamW(options.run_lr), clip=clip, device="cuda" if device == "cuda" else "cpu",
         address=options.run_address, dtype=dtype, seed=options.run_seed, timeout_s=options.run_timeout,
+        compiler="inductor" if options.run_compile else "none",
     ) as trainer:  # fmt: skip
         if options.run_load is not None:
             trainer.load(options.run_load)
         quiet: bool = options.json
+        said = ", compiled" if options.run_compile else ""
         _say(quiet, f"{architecture.name} on {trainer.ranks} {device} ranks, global batch {trainer.slicing.batch}, "
-                    f"sequence {trainer.seq_len}, {dtype}; started in {trainer.start_s:.1f} s")  # fmt: skip
+                    f"sequence {trainer.seq_len}, {dtype}{said}; started in {trainer.start_s:.1f} s")  # fmt: skip
         check = OneProcess(trainer.source, trainer.slicing, trainer.training) if options.run_check else None
         steps, differ = [], []
         for turn in range(options.run_steps):
@@ -174,16 +192,19 @@ def _train(strategy: Strategy, architecture: Architecture, device: str, options:
             what = "memory followed" if turn == 0 else f"{trainer.last.seconds:.4f} s"
             _say(quiet, f"step {number}  loss {loss:.6f}  {what}{more}")
         saved = trainer.save(options.run_save) if options.run_save is not None else None
-    kept = _keep(strategy, profile, steps)
+    kept = None if options.run_compile else _keep(strategy, profile, steps)
     data = data_of(steps, predicted) | {
-        "not_compared": NOT_COMPARED if other else None,
-        "predicted_by": None if profile is None else str(profile),
+        "compiled": bool(options.run_compile),
+        "not_compared": apart,
+        "predicted_by": None if profile is None or apart else str(profile),
         "kept_in": None if kept is None else str(kept),
         "check": [plain(each) for each in differ],
         "checkpoint": str(saved or "") or None,
     }
     if options.run_timeline is not None:
-        write(options.run_timeline, steps[-1], predicted)
+        schedule, mesh = strategy.header.schedule, strategy.header.mesh
+        title = " ".join(str(each) for each in (architecture.name, schedule, mesh, f"on {device}") if each)
+        write(options.run_timeline, title, steps[-1], predicted)
     if quiet:
         console.print_json(data)
     else:

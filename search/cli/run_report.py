@@ -14,6 +14,14 @@ if TYPE_CHECKING:
 
 NOT_COMPARED = "not compared with the prediction, which is not of float64"
 """Said of a run in a type that no hardware record and no profile at hand is about: a ratio would mean nothing."""
+COMPILED = "not compared with the profile, which is of chunks that are not compiled"
+
+
+def not_compared(dtype: str, *, compiled: bool, profile: Path | None) -> str | None:
+    """Return why a run is not compared with a prediction; None where it is."""
+    if dtype == "float64" and profile is None:
+        return NOT_COMPARED
+    return COMPILED if compiled and profile is not None else None
 
 
 def data_of(steps: list[Step], predicted: Prediction | None) -> dict[str, Any]:
@@ -63,28 +71,22 @@ def plain(each: Difference) -> dict[str, Any]:
     return {"loss": each.loss, "gradient": each.gradient, "parameter": each.name, "limit": each.limit}
 
 
-def write(path: Path, step: Step, predicted: Prediction | None) -> None:
-    """Write the measured timeline, on a page the predicted one above it."""
+def write(path: Path, title: str, step: Step, predicted: Prediction | None) -> None:
+    """Write the measured timeline of what ``title`` says, on a page the predicted one above it."""
     import json
 
     from piper_core.program.write import replace_file
     from search.report.perfetto import perfetto
+    from search.report.side_by_side import side_by_side
     from search.report.timeline_svg import timeline_svg
 
     assert step.timeline is not None, "the last step of two or more is timed"
     if path.suffix == ".json":
         replace_file(path, json.dumps(perfetto(step.timeline, label="row")))
         return
-    picture = timeline_svg(step.timeline, title=f"measured: {step.seconds:.4g} s a step", period_s=step.seconds)
     if path.suffix == ".html":
-        before = ""
-        if predicted is not None:
-            period = predicted.score.step_time_s
-            before = timeline_svg(
-                predicted.simulation.timeline(), title=f"predicted: {period:.4g} s a step", period_s=period
-            )
-        picture = (
-            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>predicted, measured</title></head>\n'
-            f"<body><div>{before}</div>\n<div>{picture}</div></body></html>\n"
-        )
-    replace_file(path, picture)
+        before = None if predicted is None else (predicted.simulation.timeline(), predicted.score.step_time_s)
+        replace_file(path, side_by_side(title, before, (step.timeline, step.seconds)))
+        return
+    named = f"{title}, measured: {step.seconds:.4g} s a step"
+    replace_file(path, timeline_svg(step.timeline, title=named, period_s=step.seconds))

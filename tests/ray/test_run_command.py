@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from piper_core.program.strategy import dump
-from piper_core.runtime.ray_session import below
+from piper_core.runtime.ray_session import below, naming
 from tests.ray.strategies import pipeline, runs
 
 COMMAND = [sys.executable, "-c", "import sys\nfrom search.cli import main\nsys.exit(main())", "run"]
@@ -66,6 +66,13 @@ def ended(process: subprocess.Popen[str], how: Callable[[list[int]], None]) -> t
     return process.returncode, errors.strip().splitlines()[-1], [pid for pid in started if runs(pid)]
 
 
+def agent(pid: int) -> bool:
+    try:
+        return b"agent" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
 def folders(pid: int) -> list[Path]:
     import tempfile
 
@@ -86,6 +93,20 @@ def test_interrupt_ends_everything(file: Path) -> None:
     with running(file, "--steps", 100_000) as process:
         status, last, left = ended(process, lambda _: os.kill(process.pid, signal.SIGINT))
         assert (status, last, left, folders(process.pid)) == (130, "piper-search: error: interrupted", [], [])
+
+
+def test_interrupt_while_ray_starts(file: Path) -> None:
+    """At the first of its agents, which outlive what has started them."""
+    with running(file, "--steps", 100_000) as process:
+        until = time.monotonic() + 100
+        while not any(map(agent, started := below([process.pid]))) and time.monotonic() < until:
+            time.sleep(0.01)
+        session = next(iter(folders(process.pid)))
+        os.kill(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=100)
+        assert (process.returncode, errors.strip().splitlines()[-1]) == (130, "piper-search: error: interrupted")
+        left = [pid for pid in {*started, *naming(session)} if runs(pid)]
+        assert (left, folders(process.pid)) == ([], [])
 
 
 def test_without_the_head_the_run_ends(file: Path) -> None:

@@ -11,6 +11,7 @@ from piper_core.errors import ConfigError, PlanError
 from piper_core.program.program import Program
 from piper_core.runtime.compare import OneProcess, difference
 from piper_core.runtime.optimizer import AdamW, Clip
+from piper_core.runtime.ray_session import below
 from piper_core.runtime.trainer import Trainer
 from tests.ray.strategies import MODEL, batch, divided, pipeline, runs, sharded, traces
 
@@ -68,3 +69,14 @@ def test_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None
         Trainer(MODEL, pipeline(), loss=torch.nn.functional.mse_loss)
     with pytest.raises(ConfigError, match="dtype must be float64, float32, bfloat16, found 'int8'"):
         Trainer(MODEL, pipeline(), dtype="int8")
+
+
+@pytest.mark.slow
+def test_compiled_chunks_train_as_one_process() -> None:
+    with Trainer(MODEL, pipeline(), AdamW(0.01), dtype="float64", compiler="inductor") as trainer:
+        check = OneProcess(trainer.source, trainer.slicing, trainer.training)
+        for number in range(2):
+            found = check.step(batch(trainer, number), trainer.step(batch(trainer, number)), trainer.whole("gradient"))
+            assert found.equal, found
+        pids = [home.pid for home in trainer._gang.homes.values()]
+        assert not any("compile" in Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8") for pid in below(pids))

@@ -10,11 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from piper_core.program.strategy import dump
+from piper_core.errors import ConfigError
+from piper_core.program.program import Program
+from piper_core.program.strategy import Strategy, dump
 from piper_core.runtime.checkpoint import begin, commit
+from piper_core.runtime.trainer import Trainer
 from search.cli import main
 from search.cli.run_report import NOT_COMPARED, show
-from tests.ray.strategies import pipeline
+from tests.ray.strategies import MODEL, pipeline, sharded
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 32,
@@ -40,13 +43,20 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return line
 
 
-@pytest.mark.parametrize("option", ["data", "load", "save", "address", "timeline"])
-def test_what_a_rehearsal_cannot_do(option: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    value = file.with_name("step.html") if option == "timeline" else file.with_name("x.npy")
-    line = refused(capsys, file, "--ranks", "virtual", f"--{option}", value)
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("data", "x.npy"), ("load", "kept"), ("save", "kept"), ("address", "auto"), ("timeline", "step.html"),
+        ("dtype", "float64"), ("lr", "0.1"), ("clip", "1"), ("timeout", "5s"), ("device", "cuda"), ("compile", None),
+    ],
+)  # fmt: skip
+def test_what_a_rehearsal_cannot_do(
+    option: str, value: str | None, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(capsys, file, "--ranks", "virtual", f"--{option}", *([] if value is None else [value]))
     assert line == (
-        f"piper-search: error: --{option} has no place in a rehearsal (as asked for), which trains a small double on "
-        "tokens of its own and keeps nothing; leave it out, or use --ranks real"
+        f"piper-search: error: --{option} has no place in a rehearsal (as asked for), which trains a small double in "
+        "float64 on tokens of its own and keeps nothing; leave it out, or use --ranks real"
     )
     assert {path.name for path in file.parent.iterdir()} == {"config.json", "two.yaml"}
 
@@ -88,6 +98,39 @@ def test_a_checkpoint_that_does_not_do(file: Path, capsys: pytest.CaptureFixture
     assert said
     commit(begin(folder, 2), {"steps": 2, "model": name, "optimizer": "AdamW"})
     assert "is broken: its list of parts cannot be read" in refused(capsys, file, "--ranks", "real", "--load", folder)
+
+
+def test_nowhere_to_save(file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    line = refused(capsys, file, "--ranks", "real", "--save", file / "kept")
+    assert line == (
+        f"piper-search: error: cannot write a checkpoint to {file / 'kept'}: {file} is no folder; name another folder"
+    )
+    monkeypatch.setattr("piper_core.runtime.checkpoint.os.access", lambda path, _: path != file.parent)
+    line = refused(capsys, file, "--ranks", "real", "--save", file.with_name("new") / "kept")
+    assert line.endswith(f"{file.parent} cannot be written to; name another folder")
+    assert not file.with_name("new").exists()
+
+
+def test_what_cannot_be_compiled(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
+    line = refused(capsys, file, "--ranks", "real", "--compile")
+    assert "Inductor found no C++ compiler on this machine; install g++" in line
+
+
+def test_experts_that_ranks_divide_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("piper_core.runtime.trainer.Gang", lambda *_, **__: pytest.fail("started"))
+    strategy = sharded(0)
+    shard = {"op": "shard", "filter": {"EP": "*"}, "axis": "dp", "kind": "expert"}
+    data = strategy.program.to_data()
+    program = Program.parse([*data[:-1], shard, data[-1]])
+    mixture = replace(MODEL, ffn=0, experts=4, top_k=2, expert_ffn=16)
+    with pytest.raises(ConfigError, match="experts that ranks divide need compiler 'none'"):
+        Trainer(mixture, Strategy(strategy.header, program), compiler="inductor")
+    with pytest.raises(ConfigError, match="compiler must be none or inductor, found 'nvcc'"):
+        Trainer(MODEL, sharded(0), compiler="nvcc")  # type: ignore[arg-type]  # what is refused
 
 
 def test_a_timeline_of_one_step(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
