@@ -16,6 +16,8 @@ from functools import cached_property
 from math import exp, isfinite, log
 from statistics import median
 
+import numpy as np
+
 from piper_core.names import Phase, Recompute, Region
 from profiler.record import Profile, Sample, Site, Transfer
 
@@ -93,6 +95,20 @@ def _three(sample: Sample) -> tuple[float, float, float]:
     return sample.median_s, *sample.interval_s
 
 
+def _rising(points: Iterable[tuple[float, Sample]]) -> list[tuple[float, Sample]]:
+    """Return times that never fall with size: neighbours that do are one sample together, since it is chance that
+    tells them apart (pool adjacent violators, Ayer et al. 1955)."""
+    pools: list[tuple[list[float], Sample]] = []
+    for size, sample in sorted(points, key=lambda each: each[0]):
+        sizes = [size]
+        while pools and pools[-1][1].median_s > sample.median_s:
+            before, other = pools.pop()
+            sizes = before + sizes
+            sample = Sample(other.times_s + sample.times_s, other.interrupted + sample.interrupted)
+        pools.append((sizes, sample))
+    return [(size, sample) for sizes, sample in pools for size in sizes]
+
+
 class Transfers:
     """Times of collectives and messages by kind, group and size; one tier for each number of nodes measured."""
 
@@ -100,7 +116,7 @@ class Transfers:
         points: dict[tuple[str, int, int], list[tuple[float, Sample]]] = {}
         for t in transfers:
             points.setdefault((t.kind, t.ranks, t.nodes), []).append((float(t.bytes), t.sample))
-        self.curves = {key: Curve(found) for key, found in points.items()}
+        self.curves = {key: Curve(_rising(found)) for key, found in points.items()}
 
     def __call__(self, kind: str, size: float, ranks: int, nodes: int) -> Answer | None:
         """Return the time of a transfer, None where nothing of its kind and tier was measured."""
@@ -203,6 +219,24 @@ class Updates:
 
     def __call__(self, numel: float) -> Answer | None:
         return self._curve(numel) if self._curve.points and numel > 0 else None
+
+
+class Meetings:
+    """What ranks lose that exchange after computing, by how long each computes: straight between measured times, in
+    proportion below the first, and no more than at the longest beyond, where it is theirs that wait for a thread."""
+
+    def __init__(self, profile: Profile) -> None:
+        points, most = [(0.0, 0.0, 0.0, 0.0)], [0.0, 0.0, 0.0]
+        for each in sorted(profile.meetings, key=lambda each: each.compute_s):
+            lost = [max(0.0, factor - 1) * each.compute_s for factor in _three(each.factors)]
+            most = [max(pair) for pair in zip(most, lost, strict=True)]  # a longer one loses no less
+            points.append((each.compute_s, most[0], most[1], most[2]))
+        self._columns = tuple(zip(*points, strict=True))
+
+    def __call__(self, compute_s: float) -> Answer:
+        times, *ends = self._columns
+        middle, low, high = (float(np.interp(compute_s, times, end)) for end in ends)
+        return Answer(middle, low, high, Origin.MEASURED)
 
 
 def overlap_factor(profile: Profile, what: str) -> float | None:

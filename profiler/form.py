@@ -21,6 +21,7 @@ from profiler.record import (
     DTYPES,
     TRANSFERS,
     ChunkTime,
+    Meeting,
     Overlap,
     Profile,
     Run,
@@ -64,6 +65,7 @@ def to_data(profile: Profile) -> dict[str, Any]:
         "updates": [{"numel": u.numel, **_sample_data(u.sample)} for u in profile.updates],
         "overlaps": [{"what": o.what, **_sample_data(o.factors)} for o in profile.overlaps],
         "dispatch": _sample_data(profile.dispatch),
+        "meetings": [{"compute_s": _digits(m.compute_s), **_sample_data(m.factors)} for m in profile.meetings],
         "runs": [
             {
                 "strategy": r.strategy, "digest": r.digest, "when": r.when, **_sample_data(r.step),
@@ -94,6 +96,10 @@ def from_data(data: Mapping[str, Any], where: str = "profile") -> Profile:
         updates=tuple(UpdateTime(each.whole("numel", ELEMENTS), _sample(each)) for each in entry.each("updates")),
         overlaps=tuple(Overlap(each.text("what"), _sample(each, FACTOR)) for each in entry.each("overlaps")),
         dispatch=_maybe(entry.inner("dispatch")),
+        meetings=tuple(
+            Meeting(each.number("compute_s", SECONDS), _sample(each, FACTOR))
+            for each in (entry.each("meetings") if "meetings" in data else ())  # older files lack them
+        ),
         runs=tuple(map(_run, entry.each("runs"))),
         conditions=tuple(map(_conditions, entry.each("conditions"))),
     )

@@ -138,6 +138,16 @@ class Overlap:
 
 
 @dataclass(frozen=True, slots=True)
+class Meeting:
+    """Ranks that compute for ``compute_s``, all at once, and then exchange: ``factors`` are seconds of both, those of
+    the exchange alone left out, over ``compute_s``. Ranks are never quite equally fast, and each waits for the
+    slowest."""
+
+    compute_s: float
+    factors: Sample
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """A measured step: the strategy by its short text and a digest of its directives, times, and what was predicted.
 
@@ -172,6 +182,7 @@ class Profile:
     dispatch: Sample | None = None
     runs: tuple[Run, ...] = ()
     conditions: tuple[Conditions, ...] = ()
+    meetings: tuple[Meeting, ...] = ()
 
     @property
     def dtype_bytes(self) -> int:
@@ -198,5 +209,6 @@ class Profile:
         return replace(
             self, chunks=self.chunks | other.chunks, sites=self.sites | other.sites,
             transfers=tuple(transfers.values()), updates=tuple(updates.values()), overlaps=tuple(overlaps.values()),
-            dispatch=other.dispatch or self.dispatch, runs=tuple(runs.values()), conditions=tuple(seen),
+            dispatch=other.dispatch or self.dispatch, meetings=other.meetings or self.meetings,
+            runs=tuple(runs.values()), conditions=tuple(seen),
         )  # fmt: skip

@@ -49,6 +49,12 @@ def show(path: Path, *, as_json: bool) -> int:
     for o in profile.overlaps:
         low, high = o.factors.interval_s
         print(f"{o.what} at once: {o.factors.median_s:.2f} of the longer alone ({low:.2f} to {high:.2f})")
+    for m in profile.meetings:
+        low, high = m.factors.interval_s
+        print(
+            f"compute of {m.compute_s * 1e3:.2g} ms before an exchange: {m.factors.median_s:.2f} of itself "
+            f"({low:.2f} to {high:.2f})"
+        )
     if profile.noisy:
         print(f"wide: {len(profile.noisy)} medians are uncertain by more than 10 %, such as {profile.noisy[0]}")
     return 0

@@ -27,11 +27,15 @@ from search.cost.roofline import RooflineCost
 from search.evaluate import Evaluation, assess
 from search.predict import Prediction
 from search.problem import Problem
+from search.simulator.lower import CommKind
 from search.space import Configuration
 
 SAME_MEMORY = 0.1
 """What the memory of a device may differ by from its record: drivers keep some of it."""
 INNER = (Axis.TENSOR, Axis.SEQUENCE, Axis.EXPERT, Axis.CONTEXT)
+
+INNER_KINDS = (CommKind.TENSOR, CommKind.EXPERT, CommKind.CONTEXT)
+"""Kinds of communication inside chunks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +131,12 @@ def _priced(
 def features(found: Score) -> dict[str, float]:
     """Return the shares of a predicted step that the residual model looks at."""
     step = found.step_time_s or 1.0
-    exposed = sum(found.exposed_communication_s.values())
-    return {"exposed": exposed / step, "bubble": found.breakdown.get("bubble", 0.0) / step}
+    exposed = found.exposed_communication_s
+    inner = sum(seconds for kind, seconds in exposed.items() if kind in INNER_KINDS)
+    return {
+        "exposed": (sum(exposed.values()) - inner) / step, "bubble": found.breakdown.get("bubble", 0.0) / step,
+        "inner": inner / step,
+    }  # fmt: skip
 
 
 def run_of(name: str, digest: str, when: str, sample: Any, predicted: Score) -> Run:

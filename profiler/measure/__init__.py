@@ -9,6 +9,7 @@ file           what it holds
 ``chunks``     what there is to time for the shapes asked, each distinct graph once
 ``alone``      a communicator for one rank, so that chunks of divided models run without the others
 ``processes``  several processes of one machine, gloo or NCCL
+``exchanges``  collectives and messages as the runtime makes them
 ``transfers``  collectives, messages, and work beside them
 ``updates``    the optimiser step
 ``sitting``    all of it, within a budget, kept as it goes

@@ -146,8 +146,8 @@ class Sitting:
             return
         report(f"transfers among {' and '.join(map(str, sizes))}", *count)
         bench = Bench(self.wanted.device, self.wanted.threads, priority=self.wanted.priority)
-        for transfers, overlaps, host in measure_groups(sizes, bench, self.machine.count):
-            self._keep(transfers=transfers, overlaps=overlaps, dispatch=host)
+        for each in measure_groups(sizes, bench, self.machine.count):
+            self._keep(transfers=each.transfers, overlaps=each.overlaps, dispatch=each.host, meetings=each.meetings)
 
     def _keep(self, **parts: object) -> None:
         """Join parts to the profile, on disk too."""

@@ -4,32 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import ceil
+from statistics import median
 from time import perf_counter, sleep
-from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from piper_core.frontend.apart import apart
-from piper_core.runtime.gloo import GlooCommunicator
+from profiler.measure.exchanges import KINDS, Exchanges, exchanges
 from profiler.measure.processes import on_processes
 from profiler.measure.quiet import before_others, waited_s
-from profiler.record import SEND, Overlap, Sample, Transfer
+from profiler.record import SEND, Meeting, Overlap, Sample, Transfer
 
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "ring_exchange", SEND)
 SIZES = (1 << 10, 1 << 13, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 """Bytes: latency alone up to bandwidth alone."""
 LEAST = 5
 DISTURBED = 0.02
 """Part of a run for which a thread was kept waiting by something else, from which the run is left out."""
-# Names since torch 2.13, and those before.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 COMPUTE_AND_COMPUTE, COMPUTE_AND_TRANSFER = "compute and compute", "compute and transfer"
 _ROWS, _PRODUCTS = 256, 40
 MESSAGES = 60
 """Messages by which the host's part is measured."""
+RUN_S, PASSES = 8e-3, 3
+"""Seconds of calls in a row that one time is the mean of: by far more than ranks are apart when they start; and how
+often all kinds and sizes take turns, so that what drifts meets all of them."""
+MEETINGS = ((2, 10), (8, 10), (32, 6), (128, 3))
+"""Small products between two exchanges, and exchanges in a row."""
+_MEETING_ROWS, _MEETING_BYTES, _MEETING_ROUNDS = 128, 1 << 14, 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +49,16 @@ class Bench:
         return torch.device("cuda", torch.cuda.current_device()) if self.kind == "cuda" else torch.device("cpu")
 
 
-Measurements: TypeAlias = tuple[tuple[Transfer, ...], tuple[Overlap, ...], Sample | None]
-"""Times of every kind and size; how much computing ranks slow each other, and compute and a transfer (nothing where
-ranks share cores or devices); what starting and finishing a message takes of the thread that computes (None: not
-measured)."""
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """Times of every kind and size; how much computing ranks slow each other, and compute and a transfer; what starting
+    and finishing a message takes of the thread that computes (None: not measured); what ranks lose that exchange after
+    computing. All but the times are there only where each rank has a core or a device of its own."""
+
+    transfers: tuple[Transfer, ...]
+    overlaps: tuple[Overlap, ...] = ()
+    host: Sample | None = None
+    meetings: tuple[Meeting, ...] = ()
 
 
 def measure_groups(sizes: Sequence[int], bench: Bench, own: int) -> list[Measurements]:
@@ -70,13 +78,20 @@ def measure_transfers(ranks: int, bench: Bench, *, alone: bool = True, fork: boo
     """Return the measurements among ``ranks`` processes; ``alone`` where each has a core or a device of its own."""
     cases = [(each, size) for each in KINDS for size in SIZES if each != SEND or ranks == 2]
     by_rank = on_processes(_all, ranks, cases, bench, alone, kind=bench.kind, threads=bench.threads, fork=fork)
-    transfers = tuple(
-        Transfer(each, ranks, 1, size, _slowest([times[i] for times, _, _ in by_rank]))
-        for i, (each, size) in enumerate(cases)
+    return Measurements(
+        tuple(
+            Transfer(each, ranks, 1, size, _slowest([rank.times[i] for rank in by_rank]))
+            for i, (each, size) in enumerate(cases)
+        ),
+        tuple(Overlap(what, _slowest([rank.overlaps[what] for rank in by_rank])) for what in by_rank[0].overlaps),
+        _slowest([rank.host for rank in by_rank]) if all(rank.host for rank in by_rank) else None,
+        tuple(
+            Meeting(
+                median(rank.meetings[i][0] for rank in by_rank), _slowest([rank.meetings[i][1] for rank in by_rank])
+            )
+            for i in range(len(by_rank[0].meetings))
+        ),
     )
-    overlaps = tuple(Overlap(what, _slowest([factors[what] for _, factors, _ in by_rank])) for what in by_rank[0][1])
-    hosts = [host for _, _, host in by_rank]
-    return transfers, overlaps, _slowest(hosts) if all(hosts) else None
 
 
 Runs = list[tuple[float, bool]]
@@ -95,21 +110,32 @@ def _slowest(by_rank: list[Runs]) -> Sample:
 # --- in the processes ---
 
 
-def _all(
-    rank: int, cases: list[tuple[str, int]], bench: Bench, alone: bool
-) -> tuple[list[Runs], dict[str, Runs], Runs]:  # fmt: skip
-    times = _times_of_all(rank, cases, bench)
-    if not alone:
-        return times, {}, []
-    return times, _overlaps(rank, bench), _host(rank, bench) if bench.kind == "cpu" else []
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """What one rank timed; a meeting is the seconds of computing alone, and factors."""
+
+    times: list[Runs]
+    overlaps: dict[str, Runs]
+    host: Runs
+    meetings: list[tuple[float, Runs]]
 
 
-def _host(rank: int, bench: Bench) -> Runs:
+def _all(rank: int, cases: list[tuple[str, int]], bench: Bench, alone: bool) -> Rank:
+    with exchanges(bench.kind) as made:
+        times = _times_of_all(made, cases, bench)
+        if not alone:
+            return Rank(times, {}, [], [])
+        hosts = bench.kind == "cpu"
+        meetings = [_meeting(made, bench, *each) for each in MEETINGS] if hosts else []
+        return Rank(times, _overlaps(rank, bench), _host(made) if hosts else [], meetings)
+
+
+def _host(made: Exchanges) -> Runs:
     """Time what the runtime's own communicator does on the thread that calls it, for a message there and one back.
 
     Never before other programs: the communicator's threads must get their turn.
     """
-    communicator, peer = GlooCommunicator(), rank ^ 1
+    communicator, peer = made.communicator, made.communicator.rank ^ 1
     if peer >= dist.get_world_size():
         return [(0.0, False)] * MESSAGES
     given, came = torch.ones(256), torch.empty(256)
@@ -125,72 +151,50 @@ def _host(rank: int, bench: Bench) -> Runs:
         received.wait()
         took = begun + perf_counter() - start
         found.append((took / 2, waited_s() - before > DISTURBED * took))
-    communicator.close()
     return found
 
 
-def _times_of_all(rank: int, cases: list[tuple[str, int]], bench: Bench) -> list[Runs]:
-    found = []
+def _times_of_all(made: Exchanges, cases: list[tuple[str, int]], bench: Bench) -> list[Runs]:
+    calls, rows, found = [], [], []
     for each, size in cases:
-        runs = _times(_call(each, size, rank, bench.device), bench)
-        messages = 2 if each == SEND else 1  # there and back
-        found.append([(took / messages, cut) for took, cut in runs])
+        call = made.call(each, size)
+        call()
+        once = _agreed(_clocked(call, 3, bench)[0], bench)
+        inner = max(1, min(200, ceil(RUN_S / once)))
+        calls.append(call)
+        rows.append((inner, max(LEAST, min(40, int(bench.seconds / (once * inner))))))
+        found.append(Runs())
+    for turn in range(PASSES):
+        for i, (inner, runs) in enumerate(rows):
+            messages = 2 if cases[i][0] == SEND else 1  # there and back
+            for _ in range(turn, runs, PASSES):
+                took, cut = _clocked(calls[i], inner, bench, meet=True)
+                found[i].append((took / messages, cut))
     return found
 
 
-def _call(what: str, size: int, rank: int, device: torch.device) -> Callable[[], object]:
-    """Return one transfer of ``size`` bytes, as the runtime makes it."""
-    members = dist.get_world_size()
-    elements = max(members, size // 4 // members * members)
-    whole = torch.ones(elements, device=device)
-    part = torch.ones(elements // members, device=device)
-    peer, before = (rank + 1) % members, (rank - 1) % members
-    match what:
-        case "all_reduce":
-            return lambda: dist.all_reduce(whole)
-        case "all_gather":
-            return lambda: _all_gather(whole, part)
-        case "reduce_scatter":
-            return lambda: _reduce_scatter(part, whole)
-        case "all_to_all":
-            out = torch.empty_like(whole)
-            return lambda: dist.all_to_all_single(out, whole)
-        case "ring_exchange":
-            came = torch.empty_like(part)
-            return lambda: _go_round(part, came, peer, before)
-        case "send":
-            return lambda: _there_and_back(whole, rank, peer)
-        case _:
-            raise AssertionError(what)
+def _meeting(made: Exchanges, bench: Bench, products: int, times: int) -> tuple[float, Runs]:
+    """Return seconds of computing alone, and by which factor it is longer where an exchange follows each time, the
+    exchange's own seconds left out."""
+    a = torch.randn(_MEETING_ROWS, _MEETING_ROWS, device=made.device)
+    exchange = made.call("all_reduce", _MEETING_BYTES)
 
+    def compute() -> None:
+        for _ in range(products):
+            torch.mm(a, a)
 
-def _go_round(part: Tensor, came: Tensor, to: int, source: int) -> None:
-    for _ in range(dist.get_world_size() - 1):
-        works = dist.batch_isend_irecv([dist.P2POp(dist.isend, part, to), dist.P2POp(dist.irecv, came, source)])
-        for work in works:
-            work.wait()
+    def both() -> None:
+        compute()
+        exchange()
 
-
-def _there_and_back(tensor: Tensor, rank: int, peer: int) -> None:
-    """Send to the other rank and have it sent back: two messages."""
-    if rank == 0:
-        dist.send(tensor, peer)
-        dist.recv(tensor, peer)
-    else:
-        dist.recv(tensor, peer)
-        dist.send(tensor, peer)
-
-
-def _times(call: Callable[[], object], bench: Bench) -> Runs:
-    """Time runs of a call that all ranks make, as many on every rank."""
-    call()
-    once = _agreed(_clocked(call, 3, bench)[0], bench)
-    inner = max(1, min(200, int(1e-3 / once)))
-    runs = max(LEAST, min(40, int(bench.seconds / (once * inner))))
-    found = []
-    for _ in range(runs):
-        found.append(_clocked(call, inner, bench, meet=True))
-    return found
+    found: list[tuple[float, float, float, bool]] = []
+    for _ in range(_MEETING_ROUNDS):
+        (alone, a_cut), (row, b_cut), (together, c_cut) = (
+            _clocked(each, times, bench, meet=True) for each in (compute, exchange, both)
+        )
+        found.append((alone, row, together, a_cut or b_cut or c_cut))
+    alone_s, row_s = (median(each[i] for each in found) for i in (0, 1))
+    return alone_s, [(max(alone_s, together - row_s) / alone_s, cut) for _, _, together, cut in found]
 
 
 def _clocked(call: Callable[[], object], times: int, bench: Bench, *, meet: bool = False) -> tuple[float, bool]:

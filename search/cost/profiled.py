@@ -13,11 +13,12 @@ from functools import lru_cache
 from typing import Literal
 
 from piper_core.arch.chunk import Chunk, ModelChunks, Saved, Work
+from piper_core.arch.contract import accepted_kinds, contract
 from piper_core.arch.record import Architecture
 from piper_core.errors import ConfigError
 from piper_core.frontend.degrees import Degrees
-from piper_core.names import Collective, Phase, Recompute
-from profiler.fit import Answer, Chunks, Origin, Transfers, Updates, overlap_factor
+from piper_core.names import Collective, Phase, Recompute, Region, ShardKind
+from profiler.fit import Answer, Chunks, Meetings, Origin, Transfers, Updates, overlap_factor
 from profiler.record import SEND, Profile, Site, shared
 from profiler.store import check_model, model_digest
 from search.cost.base import CostModel
@@ -47,6 +48,7 @@ class ProfiledCost:
         self.profile, self.preset, self.seq_len, self.level = profile, preset, seq_len, level
         self._per_node = gpus_per_node
         self._chunks, self._transfers, self._updates = Chunks(profile), Transfers(profile.transfers), Updates(profile)
+        self._meetings = Meetings(profile)
         self.sharing = self._sharing(min(ranks, gpus_per_node))
         crossed = overlap_factor(profile, TOGETHER["transfer"])
         self._overlap = preset.overlap_slowdown if crossed is None else crossed
@@ -86,8 +88,8 @@ class ProfiledCost:
         self, chunk: Chunk, phase: Phase, sequences: float, tensor: int = 1, sequence_parallel: bool = False,
         context: int = 1, expert: int = 1, recompute: Recompute = Recompute.FULL,
     ) -> float:  # fmt: skip
-        """Return the time of one phase on one rank, without its collectives. BI and BW are at most B together, so that
-        bounds made of them hold.
+        """Return the time of one phase on one rank, without its collectives but with the wait for their slowest rank.
+        BI and BW are at most B together, so that bounds made of them hold.
 
         Raises:
             ConfigError: as the preset's.
@@ -96,7 +98,10 @@ class ProfiledCost:
         known = self._asked.get(key)
         if known is None:
             degrees = Degrees(tensor, sequence_parallel and tensor > 1, expert, context)
-            known = self._asked[key] = self._compute(chunk, phase, sequences, degrees, recompute) * self.sharing
+            known = self._compute(chunk, phase, sequences, degrees, recompute) * self.sharing
+            if _meets(chunk.region, phase, degrees, recompute):
+                known += self._end(self._meetings(known))
+            self._asked[key] = known
         return known
 
     def _compute(self, chunk: Chunk, phase: Phase, sequences: float, d: Degrees, recompute: Recompute) -> float:
@@ -188,6 +193,16 @@ class ProfiledCost:
             what: {str(origin): counts[origin] for origin in Origin if counts[origin]}
             for what, counts in self.origins.items()
         }
+
+
+@lru_cache(maxsize=4096)
+def _meets(region: Region, phase: Phase, d: Degrees, recompute: Recompute) -> bool:
+    """Say whether ranks exchange inside a chunk, so that each waits there for the slowest."""
+    kinds = [ShardKind.CONTEXT] if d.context > 1 else []
+    if phase is not Phase.R or recompute is not Recompute.SELECTIVE:
+        kinds += [ShardKind.SEQUENCE if d.sequence else ShardKind.TENSOR] if d.tensor > 1 else []
+        kinds += [ShardKind.EXPERT] if d.expert > 1 and region is Region.EXPERT else []
+    return any(kind in accepted_kinds(region) and contract(region, kind, phase) for kind in kinds)
 
 
 def _preset(seconds: float) -> Answer:

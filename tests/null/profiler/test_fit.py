@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from piper_core.frontend.degrees import Degrees
 from piper_core.names import Phase, Region
-from profiler.fit import FITTED, OTHER_GROUP, Chunks, Curve, Origin, Transfers, Updates, overlap_factor
-from profiler.record import Sample, Site, Transfer
+from profiler.fit import FITTED, OTHER_GROUP, Chunks, Curve, Meetings, Origin, Transfers, Updates, overlap_factor
+from profiler.record import Meeting, Sample, Site, Transfer
 from tests.null.profiler.made import ALPHA, BETA, SEQ, WIDTHS, around, bare, profile
 
 sizes = st.floats(1.0, 1e9)
@@ -119,3 +119,34 @@ def test_updates_and_overlap() -> None:
 def test_a_transfer_of_no_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="is none"):
         Transfer("all_gossip", 2, 1, 8, around(1.0))
+
+
+def test_a_meeting_loses_what_was_measured_and_no_more_beyond() -> None:
+    factors = [(1e-3, 1.5), (4e-3, 1.25), (16e-3, 1.01)]
+    lost = Meetings(bare(meetings=tuple(Meeting(s, around(f)) for s, f in factors)))
+    assert lost(1e-3).seconds == close(0.5e-3)
+    assert lost(0.5e-3).seconds == close(0.25e-3)
+    assert lost(2.5e-3).seconds == close(0.75e-3)
+    assert lost(16e-3).seconds == close(1e-3), "a longer one loses no less"
+    assert lost(1.0).seconds == close(1e-3)
+    assert lost(1.0).low_s <= lost(1.0).seconds <= lost(1.0).high_s
+    assert Meetings(bare())(1.0).seconds == 0
+
+
+@given(st.lists(st.floats(1e-4, 1e-2), min_size=2, max_size=6), sizes, sizes)
+def test_a_larger_transfer_never_takes_less(times: list[float], a: float, b: float) -> None:
+    taken = [Transfer("all_gather", 2, 1, 4**i, around(t)) for i, t in enumerate(times, 5)]
+    found = Transfers(taken)
+    small, large = (found("all_gather", each, 2, 1) for each in sorted((a, b)))
+    assert small is not None
+    assert large is not None
+    assert small.seconds <= large.seconds * (1 + 1e-9)
+    assert min(times) * 0.99 <= small.seconds
+
+
+def test_two_transfers_out_of_order_are_as_doubtful_as_they_are_apart() -> None:
+    found = Transfers([Transfer("send", 2, 1, 1 << 10, around(2e-3)), Transfer("send", 2, 1, 1 << 13, around(1e-3))])
+    answer = found("send", 1 << 10, 2, 1)
+    assert answer is not None
+    assert answer.low_s == close(1e-3, rel=0.05)
+    assert answer.high_s == close(2e-3, rel=0.05)

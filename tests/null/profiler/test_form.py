@@ -12,9 +12,10 @@ from piper_core.errors import ConfigError
 from profiler import store
 from profiler.cli import main
 from profiler.form import from_data, to_data
+from profiler.record import Meeting
 from profiler.store import load, save
 from search.cli import main as search
-from tests.null.profiler.made import bare, profile, run
+from tests.null.profiler.made import around, bare, profile, run
 from tests.null.profiler.test_cli import PREDICT
 
 HUGE = 10**400
@@ -46,6 +47,9 @@ CASES: list[tuple[list[str | int], list[object], str]] = [
     (["updates", 0, "numel"], [0, -1, HUGE], "an integer from 1 to"),
     (["updates", 0, "times_s", 0], [0, 1e300], "a number from 1e-09 to 86400"),
     (["overlaps", 0, "times_s", 0], [0, -1, 1e300, float("nan")], "a number from 1e-06 to 1000000"),
+    (["meetings", 0, "compute_s"], [0, -1, 1e300, None], "a number from 1e-09 to 86400"),
+    (["meetings", 0, "times_s", 0], [0, 1e300, float("nan")], "a number from 1e-06 to 1000000"),
+    (["meetings"], [None, {}], "a list"),
     (["dispatch", "times_s", 0], [0, 1e300, float("nan")], "a number from 1e-09 to 86400"),
     (["machine", "count"], [0, -1, 1.5, 10**30, None], "an integer from 1 to"),
     (["machine", "threads"], [0, -1, 10**30, None], "an integer from 1 to"),
@@ -65,7 +69,9 @@ CASES: list[tuple[list[str | int], list[object], str]] = [
 EACH = [(where, value, words) for where, values, words in CASES for value in values]
 
 
-TEXT = json.dumps(to_data(profile().merged(bare(runs=(run("a", 1, 1, exposed=0.2),)))))
+TEXT = json.dumps(
+    to_data(profile().merged(bare(runs=(run("a", 1, 1, exposed=0.2),), meetings=(Meeting(1e-3, around(1.2)),))))
+)
 
 
 def data() -> dict[str, Any]:
@@ -165,3 +171,10 @@ def test_every_reader_refuses_in_one_line(command: str, tmp_path: Path, capsys: 
     told = capsys.readouterr()
     assert (status, told.out, told.err.count("\n")) == (2, "", 1)
     assert f"error: profile {path}: chunks.mlpF11.times_s[0] must be a number from 1e-09 to 86400" in told.err
+
+
+def test_older_files_say_nothing_of_meetings() -> None:
+    older = {name: value for name, value in data().items() if name != "meetings"}
+    assert from_data(older).meetings == ()
+    (again,) = from_data(data()).meetings
+    assert (again.compute_s, again.factors.median_s) == (1e-3, pytest.approx(1.2))

@@ -13,6 +13,7 @@ from piper_core.arch.presets import preset
 from piper_core.errors import ConfigError
 from piper_core.names import Axis, Collective, NodeKind, Phase, Recompute, Region
 from profiler.fit import Origin
+from profiler.record import Meeting
 from profiler.spec import load_cluster
 from profiler.store import load, save
 from search.cost.base import CostModel
@@ -167,3 +168,18 @@ def test_runs_are_kept_and_recalibrate(tmp_path: Path) -> None:
     assert told.rows[0].error == close(-1 / 6, rel=0.01)
     assert abs(told.rows[2].error_after) < 0.03 < abs(told.rows[2].error)
     assert "of 3 inside their intervals" in lines(told)[-2]
+
+
+def test_ranks_that_exchange_inside_chunks_wait_for_each_other() -> None:
+    lost = (Meeting(1e-3, around(1.5)), Meeting(1.0, around(1.01)))
+    made = profile(tensor=(1, 2))
+    plain, meeting = cost(profile=made), cost(profile=replace(made, meetings=lost))
+    chunk = CHUNKS[Region.ATTENTION]
+    for phase, waits in ((Phase.F, True), (Phase.B, True), (Phase.BI, True), (Phase.BW, False), (Phase.R, True)):
+        for tensor in (1, 2):
+            before, after = (each.compute_s(chunk, phase, 1, tensor) for each in (plain, meeting))
+            assert (after > before) == (waits and tensor > 1), (phase, tensor)
+    selective = [each.compute_s(chunk, Phase.R, 1, 2, recompute=Recompute.SELECTIVE) for each in (plain, meeting)]
+    assert selective[0] == selective[1], "selective recompute exchanges nothing"
+    parts = sum(meeting.compute_s(chunk, phase, 1, 2) for phase in (Phase.BI, Phase.BW))
+    assert parts <= meeting.compute_s(chunk, Phase.B, 1, 2) * (1 + 1e-12)

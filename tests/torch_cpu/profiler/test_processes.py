@@ -44,21 +44,27 @@ def test_a_rank_that_fails_ends_it_for_all(error: Exception | None, kind: type[E
 @pytest.mark.slow
 def test_transfers_of_every_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfers, "SIZES", (1024, 65536))
-    found, overlaps, host = measure_transfers(2, Bench(seconds=0.02))
-    assert {(t.kind, t.bytes) for t in found} == {(kind, size) for kind in transfers.KINDS for size in (1024, 65536)}
-    assert all(0 < t.sample.median_s < 10 for t in found)
-    assert [o.what for o in overlaps] == [transfers.COMPUTE_AND_COMPUTE, transfers.COMPUTE_AND_TRANSFER]
-    assert host is not None
-    assert 0 < host.median_s < 1
+    found = measure_transfers(2, Bench(seconds=0.02))
+    kinds = {(t.kind, t.bytes) for t in found.transfers}
+    assert kinds == {(kind, size) for kind in transfers.KINDS for size in (1024, 65536)}
+    assert all(0 < t.sample.median_s < 10 for t in found.transfers)
+    assert [o.what for o in found.overlaps] == [transfers.COMPUTE_AND_COMPUTE, transfers.COMPUTE_AND_TRANSFER]
+    assert found.host is not None
+    assert 0 < found.host.median_s < 1
+    assert len(found.meetings) == len(transfers.MEETINGS)
+    assert [m.compute_s for m in found.meetings] == sorted(m.compute_s for m in found.meetings)
+    assert all(factor >= 1 for m in found.meetings for factor in m.factors.times_s)
 
 
 @pytest.mark.slow
 def test_groups_larger_than_the_cores_are_forks_too() -> None:
     two, three = measure_groups((2, 3), Bench(seconds=0.001), own=2)
-    assert {t.ranks for t in two[0]} == {2}
-    assert {t.ranks for t in three[0]} == {3}
-    assert two[1]
-    assert (three[1], three[2]) == ((), None), "ranks that share cores say nothing of how two computing ones do"
+    assert {t.ranks for t in two.transfers} == {2}
+    assert {t.ranks for t in three.transfers} == {3}
+    assert two.overlaps
+    assert (three.overlaps, three.host, three.meetings) == ((), None, ()), (
+        "ranks that share cores say nothing of how two computing ones do"
+    )
 
 
 @pytest.mark.slow

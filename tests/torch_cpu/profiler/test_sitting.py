@@ -17,6 +17,7 @@ from profiler.form import to_data
 from profiler.measure import sitting
 from profiler.measure.chunks import Shape, Subject, shapes, subjects
 from profiler.measure.sitting import Sitting, Wanted
+from profiler.measure.transfers import Measurements
 from profiler.record import Sample, Transfer
 from profiler.store import load, profiles
 from tests.torch_cpu.profiler.fake import FakeClock
@@ -118,7 +119,7 @@ def test_transfers_come_first_where_there_is_time(clock: FakeClock, monkeypatch:
     sample = Sample((1e-3, 1e-3))
 
     def measured(sizes: list[int], bench: object, own: int) -> list[object]:
-        return [((Transfer("all_reduce", size, 1, 1024, sample),), (), None) for size in sizes]
+        return [Measurements((Transfer("all_reduce", size, 1, 1024, sample),)) for size in sizes]
 
     monkeypatch.setattr(sitting, "measure_groups", measured)
     for budget_s, first in ((100.0, True), (25.0, False)):
