@@ -14,7 +14,14 @@ from profiler.store import folder, load, load_all, profiles
 
 
 def listing(store: Path | None, *, as_json: bool) -> int:
-    """List the profiles of a store."""
+    """List the profiles of a store.
+
+    Raises:
+        ConfigError: a store was named that is no folder.
+    """
+    if store is not None and not store.is_dir():
+        what = "is a file; piper-profile show FILE shows one" if store.exists() else "is not there"
+        raise ConfigError(f"--store {store} {what}; name a folder of profiles, or leave it out for {folder()}")
     rows = []
     for path, profile in load_all(profiles(store), partial(console.warn, "piper-profile")):
         when = max((each.when for each in profile.conditions), default="")

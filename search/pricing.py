@@ -8,16 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from piper_core.arch.huggingface import load_architecture
+from piper_core.ir.dag import Dag
 from piper_core.program.strategy import Strategy
+from piper_core.schedule.compile import Compiled
 from profiler.form import to_data
 from profiler.record import Profile
-from profiler.spec import load_cluster
+from profiler.spec import Cluster, load_cluster
 from profiler.store import load
 from search.calibrate import Calibration
+from search.candidate import Score
 from search.predict import Prediction, predict_strategy
-from search.profiled import Profiled, price_strategy
+from search.profiled import Profiled, assess_by, base_of, price_strategy
 
 DEFAULT_CLUSTER = "p4de"
+SAID = ("profile", "runs")
+"""What a header's ``predicted`` says of a profile beside its words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,20 @@ class Pricing:
         """Return what a header's ``predicted`` says of it, from which :func:`said` finds it again."""
         runs = 0 if self.calibration is None else self.calibration.runs
         return {"by": str(self), "profile": str(self.path.resolve()), "runs": runs}
+
+    def base(self, strategy: Strategy) -> Dag:
+        """Return the DAG that a strategy's directives rewrite, in the profile's dtype."""
+        return base_of(strategy, self.profile, load_architecture(strategy.header.model or ""))
+
+    def score(self, strategy: Strategy, compiled: Compiled, cluster: Cluster) -> Score:
+        """Score a strategy that is compiled from :meth:`base`, by the profile and its runs.
+
+        Raises:
+            ConfigError: the profile is of another model.
+        """
+        model, where = load_architecture(strategy.header.model or ""), f"profile {self.path}"
+        found = assess_by(strategy, compiled, self.profile, model, cluster, where=where)[0].score
+        return found if self.calibration is None else self.calibration.scaled(found)
 
     def price(self, strategy: Strategy) -> Profiled:
         """Price a strategy that names a model by the profile alone, on the cluster of its header, or on the CPU where

@@ -19,7 +19,7 @@ from piper_core.schedule.compile import Compiled, compile_program
 from profiler.fingerprint import Machine, machine
 from profiler.record import Profile, Run
 from profiler.residual import Residual
-from profiler.spec import Cluster, Device
+from profiler.spec import Cluster, Device, device_ids
 from profiler.store import find, taken
 from search.candidate import Score
 from search.cost.profiled import Level, ProfiledCost, widened
@@ -93,31 +93,47 @@ def price_strategy(
         ConfigError: the profile is of another model; DirectiveError: a directive does not apply; PlanError: a plan that
             would not run.
     """
+    base = base_of(strategy, profile, architecture)
+    compiled = compile_program(strategy.program, base, strategy.header.world)
+    return _priced(strategy, compiled, profile, architecture, cluster, where, None)
+
+
+def base_of(strategy: Strategy, profile: Profile, architecture: Architecture) -> Dag:
+    """Return the DAG that a strategy's directives rewrite, in the dtype of a profile."""
     header = strategy.header
     model = widened(model_chunks(architecture, header.length(architecture)), profile.dtype_bytes)
-    base = training_dag(model, global_batch=header.global_batch, sync=header.sync)
-    compiled = compile_program(strategy.program, base, header.world)
-    return _priced(strategy, compiled, profile, architecture, cluster, where, None)
+    return training_dag(model, global_batch=header.global_batch, sync=header.sync)
+
+
+def assess_by(
+    strategy: Strategy, compiled: Compiled, profile: Profile, architecture: Architecture, cluster: Cluster, *,
+    level: Level = "middle", where: str = "the profile",
+) -> tuple[Evaluation, ProfiledCost]:  # fmt: skip
+    """Price a strategy that is compiled in the dtype of a profile, with every cost at one end of its interval.
+
+    Raises:
+        ConfigError: the profile is of another model.
+    """
+    dag = compiled.dag
+    ranks = len({rank for row in compiled.plan.rows for rank in row})
+    cost = ProfiledCost(
+        profile, RooflineCost(cluster), architecture, dag.model.seq_len, ranks=ranks,
+        gpus_per_node=cluster.gpus_per_node, level=level, where=where,
+    )  # fmt: skip
+    batch = strategy.header.global_batch or dag.global_batch or max(1, dag.microbatches)
+    made = assess(
+        compiled, cost, cluster.device, seq_len=dag.model.seq_len, gpus=ranks, global_batch=batch,
+        architecture=architecture,
+    )  # fmt: skip
+    return made, cost
 
 
 def _priced(
     strategy: Strategy, compiled: Compiled, profile: Profile, architecture: Architecture, cluster: Cluster, where: str,
     config: Configuration | None,
 ) -> Profiled:  # fmt: skip
-    dag = compiled.dag
-    ranks = len({rank for row in compiled.plan.rows for rank in row})
-
     def at(level: Level) -> tuple[Evaluation, ProfiledCost]:
-        cost = ProfiledCost(
-            profile, RooflineCost(cluster), architecture, dag.model.seq_len, ranks=ranks,
-            gpus_per_node=cluster.gpus_per_node, level=level, where=where,
-        )  # fmt: skip
-        batch = strategy.header.global_batch or dag.global_batch or max(1, dag.microbatches)
-        made = assess(
-            compiled, cost, cluster.device, seq_len=dag.model.seq_len, gpus=ranks, global_batch=batch,
-            architecture=architecture,
-        )  # fmt: skip
-        return made, cost
+        return assess_by(strategy, compiled, profile, architecture, cluster, level=level, where=where)
 
     middle, cost = at("middle")
     low, high = at("low")[0].score.step_time_s, at("high")[0].score.step_time_s
@@ -180,12 +196,37 @@ def threads_of(ranks: int) -> int:
     return max(1, (os.cpu_count() or 1) // ranks)
 
 
+def _chip(device: Device) -> str:
+    return device.name.split("-")[0]
+
+
+def _words(here: Machine) -> list[str]:
+    return here.device.replace("-", " ").split()
+
+
 def _is(device: Device, here: Machine) -> bool:
     """Say whether a hardware record is of a machine's devices: the same chip, board and memory."""
-    chip, *board = device.name.split("-")
-    said = here.device.replace("-", " ").split()
-    same_board = ("PCIe" in board) == ("PCIe" in said)
-    return chip in said and same_board and abs(here.memory_bytes / device.memory_bytes - 1) < SAME_MEMORY
+    said = _words(here)
+    same_board = ("PCIe" in device.name.split("-")) == ("PCIe" in said)
+    return _chip(device) in said and same_board and abs(here.memory_bytes / device.memory_bytes - 1) < SAME_MEMORY
+
+
+def check_device(profile: Profile, cluster: Cluster, where: str) -> None:
+    """Reject a profile of one kind of device for a cluster of another: its times would stand beside that one's.
+    Clusters of devices that the package does not know are a person's own business.
+
+    Raises:
+        ConfigError: it is.
+    """
+    here, device = profile.machine, cluster.device
+    own = cluster.name != "cpu" and device.name.lower() not in device_ids()
+    same = cluster.name == "cpu" if here.kind == "cpu" else cluster.name != "cpu" and _chip(device) in _words(here)
+    if not same and not own:
+        instead = "--cluster cpu" if here.kind == "cpu" else "a --cluster of that device (piper-search clusters)"
+        raise ConfigError(
+            f"{where} is of {here.device}, and cluster {cluster.name} is of {device.name}: times of both would be "
+            f"mixed; give {instead}, a profile taken there, or --profile none"
+        )
 
 
 def use_profile(problem: Problem, profile: Profile, where: str = "the profile") -> ProfiledCost:

@@ -11,7 +11,7 @@ from profiler import console
 from profiler.record import Profile
 from profiler.spec import Cluster
 from search.pricing import Pricing
-from search.profiled import local_profile, threads_of
+from search.profiled import check_device, local_profile, threads_of
 from search.space import divisors
 
 NONE, AUTO = "none", "auto"
@@ -32,7 +32,7 @@ def choose_profile(
     in each).
 
     Raises:
-        ConfigError: no such file, a profile of another model, or nothing here to measure on.
+        ConfigError: no such file, a profile of another model or device, or nothing here to measure on.
     """
     from profiler.store import check_model, model_digest
 
@@ -46,6 +46,7 @@ def choose_profile(
     if found is None:
         return None
     check_model(found.profile, architecture.name, model_digest(architecture), f"--profile {found.path}")
+    check_device(found.profile, cluster, f"--profile {found.path}")
     return found
 
 

@@ -108,22 +108,18 @@ def _profiled(options: Namespace, found: Prediction) -> Profiled | None:
         return None
     from piper_core.arch.huggingface import load_architecture
     from profiler.spec import load_cluster
-    from profiler.store import load
-    from search.cli.choose_profile import AUTO, choose_profile
-    from search.profiled import by_profile, local_profile
+    from search.cli.choose_profile import choose_profile
+    from search.profiled import by_profile
 
     architecture = load_architecture(options.of_model or header.model)
     cluster = load_cluster(options.of_cluster or header.cluster or "p4de")
-    if path is not None and str(path) == AUTO:
-        ranks, length = header.world.size if header.world else 1, found.compiled.dag.model.seq_len
-        batch = header.global_batch or 1, length
-        chosen = choose_profile(AUTO, architecture, cluster, ranks, batch, hidden=options.json)
-        path = None if chosen is None else chosen.path
-    else:
-        path = path or local_profile(architecture, cluster)
-    if path is None:
+    ranks = len({rank for row in found.compiled.plan.rows for rank in row})
+    batch = header.global_batch or 1, found.compiled.dag.model.seq_len
+    named = None if path is None else str(path)
+    chosen = choose_profile(named, architecture, cluster, ranks, batch, hidden=options.json)
+    if chosen is None:
         return None
-    return by_profile(found, load(path), architecture, cluster, where=f"--profile {path}")
+    return by_profile(found, chosen.profile, architecture, cluster, where=f"--profile {chosen.path}")
 
 
 def _table(options: Namespace) -> int:

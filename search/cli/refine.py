@@ -13,6 +13,11 @@ from profiler import console
 from profiler.console import Parser, duration_s, seed
 
 if TYPE_CHECKING:
+    from piper_core.program.strategy import Strategy
+    from piper_core.schedule.compile import Compiled
+    from profiler.spec import Cluster
+    from search.candidate import Score
+    from search.pricing import Pricing
     from search.refine.climb import Climb
 
 DEFAULT_BUDGET_S = 30.0
@@ -29,6 +34,10 @@ def add_options(parser: Parser) -> None:
                         help="time to refine (default: 30s); Ctrl-C keeps the best so far")  # fmt: skip
     parser.add_argument("--seed", dest="refine_seed", type=seed, default=0, metavar="N",
                         help="in which order moves of the order are tried (default: 0)")  # fmt: skip
+    parser.add_argument("--profile", dest="refine_profile", metavar="FILE",
+                        help="price with what was measured: a file of piper-profile; auto: this machine's own, taken "
+                             "now where there is none; none: nothing measured (default: what the file was priced by, "
+                             "else this machine's own)")  # fmt: skip
     parser.add_argument("-o", dest="target", type=Path, metavar="FILE", help="where to write (default: NAME.refined.*)")
 
 
@@ -36,7 +45,8 @@ def run(options: Namespace) -> int:
     """Refine, print what was done, and write the result where it is better; return the exit status.
 
     Raises:
-        ConfigError: no cluster, or a lock that is none; PiperError: a strategy that does not run.
+        ConfigError: no cluster, a lock that is none, or a profile that cannot price this; PiperError: a strategy that
+            does not run.
     """
     from piper_core.errors import ConfigError
     from piper_core.program.strategy import base_dag, load
@@ -54,16 +64,22 @@ def run(options: Namespace) -> int:
     cluster = check_header(strategy.header)
     if cluster is None:
         raise ConfigError(f"{source}: the header names no cluster to price it on; add cluster: p4de")
-    base = base_dag(strategy)
+    pricing = _pricing(strategy, cluster, options)
+    base = base_dag(strategy) if pricing is None else pricing.base(strategy)
     compiled = compile_program(strategy.program, base, strategy.header.world)
     locks = Locks.of(options.lock, strategy, compiled)
-    before = price(strategy, compiled, cluster).score
+
+    def score_of(which: Strategy, made: Compiled) -> Score:
+        return price(which, made, cluster).score if pricing is None else pricing.score(which, made, cluster)
+
+    before = score_of(strategy, compiled)
     with _progress(hidden=options.json) as update:
         found = climb(strategy, compiled, base, cluster, locks, budget_s=options.refine_s, seed=options.refine_seed,
-                      progress=update)  # fmt: skip
+                      progress=update, score_of=score_of)  # fmt: skip
     target: Path = options.target or source.with_name(f"{source.stem.split('.')[0]}.refined{_ending(source)}")
+    by = None if pricing is None else pricing.header()
     if found.done or options.target is not None:
-        replace_file(target, rewritten(source, found.strategy, found.score, cluster) if found.done
+        replace_file(target, rewritten(source, found.strategy, found.score, cluster, by) if found.done
                      else source.read_text(encoding="utf-8"))  # fmt: skip
     change = Change.between(Price.of(before), Price.of(found.score))
     written = str(target) if found.done or options.target is not None else None
@@ -71,10 +87,37 @@ def run(options: Namespace) -> int:
         console.print_json({
             "done": found.done, "tried": found.tried, "illegal": found.illegal, "locked": found.locked,
             "stopped": found.stopped, "predicted": found.score.to_data(), "change": change.to_data(), "file": written,
+            "priced_by": by,
         })  # fmt: skip
         return 0
-    print("\n".join(_lines(found, change, written)))
+    print("\n".join([*_lines(found, change, written), *([f"by {pricing}"] if pricing is not None else [])]))
     return 0
+
+
+def _pricing(strategy: Strategy, cluster: Cluster, options: Namespace) -> Pricing | None:
+    """Return what to price with: the profile that is named, the one that the file was priced by, or this machine's own;
+    None for none."""
+    from piper_core.arch.huggingface import load_architecture
+    from piper_core.errors import ConfigError
+    from search.cli.choose_profile import NONE, choose_profile
+
+    header, named = strategy.header, options.refine_profile
+    if named == NONE:
+        return None
+    if header.model is None or header.model.startswith(("dense:", "moe:")):
+        if named is not None:
+            raise ConfigError("--profile: a synthetic model cannot have been measured; leave it out")
+        return None
+    told = header.predicted.get("profile")
+    if named is None and isinstance(told, str):
+        if Path(told).exists():
+            named = told
+        else:
+            console.warn("piper-search", f"profile {told}, which the file was priced by, is gone: not by that")
+    architecture = load_architecture(header.model)
+    ranks = header.world.size if header.world else 1
+    batch = header.global_batch or 1, header.length(architecture)
+    return choose_profile(named, architecture, cluster, ranks, batch, hidden=options.json)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, cycle
+from typing import TypeAlias
 
 from piper_core.errors import DirectiveError, InfeasibleError, PlanError
 from piper_core.ir.dag import Dag
@@ -19,6 +20,8 @@ from search.refine.degrees import degree_moves
 from search.refine.lock import Locks
 from search.refine.moves import Move, coarse_moves, fine_moves, order_moves
 
+ScoreOf: TypeAlias = Callable[[Strategy, Compiled], Score]
+"""Prices a strategy that is compiled."""
 GIB = 2**30
 ENOUGH = 1e-4
 """Least relative gain that counts."""
@@ -43,14 +46,17 @@ class Climb:
 def climb(
     strategy: Strategy, compiled: Compiled, base: Dag, cluster: Cluster, locks: Locks, *, budget_s: float,
     most: int | None = None, seed: int = 0, progress: Callable[[Climb], None] | None = None,
+    score_of: ScoreOf | None = None,
 ) -> Climb:  # fmt: skip
     """Refine a strategy for ``budget_s`` seconds; of degrees, schedules and the like the best move is taken, of
     cuts, buckets and orders the first that gains.
 
     What does not fit is made smaller first, then quicker. Ctrl-C ends it with the best so far; so does a number of
-    strategies priced, ``most``, where one is given: unlike seconds it does not depend on the machine.
+    strategies priced, ``most``, where one is given: unlike seconds it does not depend on the machine. ``score_of``
+    prices (by default with the cluster's record); ``compiled`` and ``base`` are then in its dtype.
     """
-    run = _Run(Climb(strategy, price(strategy, compiled, cluster).score), compiled, base, cluster, locks, most)
+    asked = score_of or (lambda strategy, compiled: price(strategy, compiled, cluster).score)
+    run = _Run(Climb(strategy, asked(strategy, compiled)), compiled, base, asked, locks, most)
     run.end, rng, idle = time.perf_counter() + budget_s, random.Random(seed), 0
     kinds: tuple[Callable[[], bool], ...] = (
         lambda: run.best_gain(chain(coarse_moves(*run.current), degree_moves(*run.current[:2]))),
@@ -77,10 +83,10 @@ class _Run:
     """One refinement in progress."""
 
     def __init__(
-        self, found: Climb, compiled: Compiled, base: Dag, cluster: Cluster, locks: Locks, most: int | None
+        self, found: Climb, compiled: Compiled, base: Dag, score_of: ScoreOf, locks: Locks, most: int | None
     ) -> None:
         self.found, self.compiled, self.base = found, compiled, base
-        self.cluster, self.locks, self.most = cluster, locks, most
+        self.score_of, self.locks, self.most = score_of, locks, most
         self.seen = {_identity(found.strategy)}
         self.end = 0.0
 
@@ -122,7 +128,7 @@ class _Run:
             if not self.locks.keeps(move.strategy):
                 self.found.locked += 1
                 continue
-            made = _tried(move.strategy, self.base, self.cluster, self.locks, self.found)
+            made = _tried(move.strategy, self.base, self.score_of, self.locks, self.found)
             if made is not None and _better(_key(made[1]), now):
                 yield move, *made
 
@@ -133,7 +139,7 @@ class _Run:
 
 
 def _tried(
-    strategy: Strategy, base: Dag, cluster: Cluster, locks: Locks, found: Climb
+    strategy: Strategy, base: Dag, score_of: ScoreOf, locks: Locks, found: Climb
 ) -> tuple[Compiled, Score] | None:
     """Compile, prove and price a strategy; None where it does not run, or changes what is locked."""
     try:
@@ -145,7 +151,7 @@ def _tried(
         found.locked += 1
         return None
     found.tried += 1
-    return compiled, price(strategy, compiled, cluster).score
+    return compiled, score_of(strategy, compiled)
 
 
 def _key(score: Score) -> tuple[float, float]:

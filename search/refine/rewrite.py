@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from piper_core.directives import parse_directive
 from piper_core.program.program import Program
@@ -14,11 +16,15 @@ from piper_core.program.write import describe, to_json
 from profiler.spec import Cluster
 from search.candidate import Score
 from search.price import predicted_of
+from search.pricing import SAID
 from search.refine.edit_yaml import edit_yaml
 
 
-def rewritten(source: Path, strategy: Strategy, score: Score, cluster: Cluster) -> str:
-    """Return the text of a file with another program and its price: every comment and the order of keys as they were.
+def rewritten(
+    source: Path, strategy: Strategy, score: Score, cluster: Cluster, by: Mapping[str, Any] | None = None
+) -> str:
+    """Return the text of a file with another program and its price, and ``by`` what that is: comments and the order of
+    keys stay as they were.
 
     Raises:
         ProgramError: a comment stands inside a value that must change.
@@ -32,7 +38,8 @@ def rewritten(source: Path, strategy: Strategy, score: Score, cluster: Cluster) 
     new = {name: data[name] if name in changed else value for name, value in old.items()}
     new |= {name: data[name] for name in ("mesh", "schedule", "micro_batch") if name in changed and name not in new}
     new["directives"] = _same_form(old["directives"], data["directives"])
-    new["predicted"] = (old.get("predicted") or {}) | predicted_of(score, cluster)
+    kept = {name: value for name, value in (old.get("predicted") or {}).items() if name not in SAID}
+    new["predicted"] = kept | predicted_of(score, cluster, by)
     if _is_json(text):
         header = {name: value for name, value in new.items() if name != "directives"}
         return to_json(header, strategy.program.directives)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,11 @@ def test_a_store_is_listed_imported_to_and_exported_from(
     path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "store"
+    assert main(["show", "--store", str(folder)]) == 2
+    assert f"--store {folder} is not there; name a folder of profiles" in capsys.readouterr().err
+    assert main(["show", "--store", str(path)]) == 2
+    assert "is a file; piper-profile show FILE shows one" in capsys.readouterr().err
+    folder.mkdir()
     assert main(["show", "--store", str(folder)]) == 0
     assert "no profile in" in capsys.readouterr().out
     assert main(["import", str(path), "--store", str(folder)]) == 0
@@ -77,17 +83,67 @@ def test_the_stores_own_profile_is_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIPER_PROFILES", str(tmp_path))
-    assert search(PREDICT) == 0
+    two = [*PREDICT, "--dp", "2"]
+    assert search(two) == 0
     assert "costs:" not in capsys.readouterr().out
     here = machine("cpu", threads_of(2))
     save(profile(machine=here), place(here, LLAMA.name, model_digest(LLAMA), "float32"))
-    assert search(PREDICT) == 0
+    assert search(two) == 0
     assert "costs: chunks 8 measured" in capsys.readouterr().out
     monkeypatch.setattr(take, "measured", None)  # nothing is to be measured
-    assert search([*PREDICT, "--dp", "2", "--profile", "auto"]) == 0
+    assert search([*two, "--profile", "auto"]) == 0
     assert "costs: chunks 8 measured" in capsys.readouterr().out
-    assert search([*PREDICT, "--profile", "none"]) == 0
+    assert search([*two, "--profile", "none"]) == 0
     assert "costs:" not in capsys.readouterr().out
+    for ranks in (1, 4):
+        assert search([*PREDICT, "--dp", str(ranks)]) == 0
+        found = "costs: chunks 8 measured" in capsys.readouterr().out
+        assert found == (threads_of(ranks) == threads_of(2)), "as many threads a rank as cores allow"
+
+
+@pytest.mark.parametrize(("device", "kind"), [("AMD EPYC 25.1.1", "cpu"), ("NVIDIA H100 80GB HBM3", "cuda")])
+def test_a_profile_of_another_device_is_refused(
+    device: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = tmp_path / "other.profile.json"
+    save(profile(machine=replace(profile().machine, kind=kind, device=device)), where)
+    asked = [
+        "--model",
+        "tiny-llama",
+        "--seq-len",
+        "128",
+        "--global-batch",
+        "8",
+        "--cluster",
+        "p4de",
+        "--profile",
+        str(where),
+    ]
+    for words in (["predict", *asked], ["--gpus", "8", *asked]):
+        assert search(words) == 2
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert f"is of {device}, and cluster p4de is of A100-SXM-80GB" in line
+        assert "--profile none" in line
+
+
+def test_a_profile_of_the_clusters_device_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = tmp_path / "a100.profile.json"
+    save(profile(machine=replace(profile().machine, kind="cuda", device="NVIDIA A100-SXM4-80GB")), where)
+    asked = [
+        "predict",
+        "--model",
+        "tiny-llama",
+        "--seq-len",
+        "128",
+        "--global-batch",
+        "8",
+        "--cluster",
+        "p4de",
+        "--profile",
+        str(where),
+    ]
+    assert search(asked) == 0
+    assert "costs: chunks 8 measured" in capsys.readouterr().out
 
 
 def test_predict_takes_a_profile_where_auto_finds_none(

@@ -16,13 +16,16 @@ from piper_core.errors import ConfigError, DirectiveError
 from piper_core.program.strategy import Strategy, base_dag, dump, load
 from piper_core.schedule.compile import compile_program
 from profiler.spec import load_cluster
+from profiler.store import save
 from search.cli import main
 from search.price import price
+from search.pricing import Pricing
 from search.refine.climb import Climb, climb
 from search.refine.degrees import degree_moves
 from search.refine.lock import FIELDS, Locks
 from search.refine.moves import coarse_moves, fine_moves
 from tests.null.export.strategies import data_parallel, pipeline
+from tests.null.profiler.made import profile
 
 P4DE = load_cluster("p4de")
 
@@ -254,3 +257,27 @@ def test_an_empty_prediction_is_filled(tmp_path: Path) -> None:
     made = (tmp_path / "mine.refined.yaml").read_text()
     assert "# to come" in made
     assert load(tmp_path / "mine.refined.yaml").header.predicted["step_time_s"] > 0
+
+
+def test_it_prices_by_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the one that is named, then by the one that the file says; none where that is wished."""
+    kept, source = tmp_path / "a.profile.json", tmp_path / "mine.yaml"
+    save(profile(), kept)
+    asked = ["--model", "tiny-llama", "--gpus", "2", "--cluster", "cpu", "--seq-len", "128", "--global-batch", "8"]
+    assert main([*asked, "--profile", "none", "--fix", "pp=2", "schedule=gpipe", "--out", str(tmp_path / "out")]) == 0
+    source.write_text((tmp_path / "out" / "best.strategy.yaml").read_text())
+    capsys.readouterr()
+    assert main(["refine", str(source), "--profile", str(kept), "--budget", "3s", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["priced_by"]["profile"] == str(kept)
+    assert data["done"]
+    refined = Path(data["file"])
+    told = load(refined)
+    assert told.header.predicted["profile"] == str(kept)
+    assert told.header.predicted["step_time_s"] == pytest.approx(Pricing.of(kept).predict(told).score.step_time_s)
+    assert main(["refine", str(refined), "--budget", "1s"]) == 0
+    assert "by a profile of" in capsys.readouterr().out
+    assert main(["refine", str(refined), "--profile", "none", "--budget", "1s", "-o", str(tmp_path / "n.yaml")]) == 0
+    assert "by a profile of" not in capsys.readouterr().out
+    assert main(["refine", str(source), "--profile", str(tmp_path / "nothing.json")]) == 2
+    assert "No such file" in capsys.readouterr().err
