@@ -87,7 +87,7 @@ def score(
     breakdown = {"compute": busy - inner - update - slower, "update": update}
     breakdown |= {"contention": slower} if slower else {}
     breakdown |= {kind: seconds for kind, seconds in exposed.items() if seconds}
-    breakdown["bubble"] = max(0.0, period - sum(breakdown.values()))
+    breakdown["waiting"] = max(0.0, period - sum(breakdown.values()))
     return Score(
         step_time_s=period,
         tokens_per_s_per_gpu=rate,

@@ -150,7 +150,7 @@ def features(found: Score) -> dict[str, float]:
     exposed = found.exposed_communication_s
     inner = sum(seconds for kind, seconds in exposed.items() if kind in INNER_KINDS)
     return {
-        "exposed": (sum(exposed.values()) - inner) / step, "bubble": found.breakdown.get("bubble", 0.0) / step,
+        "exposed": (sum(exposed.values()) - inner) / step, "bubble": found.breakdown.get("waiting", 0.0) / step,
         "inner": inner / step,
     }  # fmt: skip
 

@@ -348,6 +348,9 @@ def _ends(found: Macros, index: Any, position: Ints) -> tuple[Ints, Ints]:
     return index[order][change].astype(np.int32), index[order][after].astype(np.int32)
 
 
+_ROUNDS = 3
+
+
 def _acyclic(dag: Dag, *, across: bool = True) -> None:
     """Refuse temporal edges that close a cycle, on one row or (``across``) through messages between rows.
 
@@ -360,7 +363,12 @@ def _acyclic(dag: Dag, *, across: bool = True) -> None:
     unit, alone = found.of.copy(), found.of < 0
     unit[alone] = len(found) + np.arange(int(alone.sum()))
     src, dst = project(dag, unit, None if across else dag.edges.take(dag.edges.role != Role.MESSAGE))
-    _, stuck = topological(len(found) + int(alone.sum()), src, dst)
+    count = len(found) + int(alone.sum())
+    for _ in range(_ROUNDS):  # what starts or ends nowhere is on no cycle, and most of it is gone at once
+        starts, ends = np.bincount(dst, minlength=count) > 0, np.bincount(src, minlength=count) > 0
+        keep = starts[src] & ends[dst]
+        src, dst = src[keep], dst[keep]
+    _, stuck = topological(count, src, dst)
     if stuck:
         path = [u for u in cycle(stuck, src, dst) if u < len(found)]
         order = rows(dag)

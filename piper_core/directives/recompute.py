@@ -12,7 +12,7 @@ import numpy as np
 from piper_core.directives.base import Directive, Domain
 from piper_core.directives.read import check_fields, read_filter
 from piper_core.errors import DirectiveError
-from piper_core.ir.dag import Dag, Edges, Ints, Mask, Nodes, Policy
+from piper_core.ir.dag import Dag, Edges, Ints, Mask, Nodes, Policy, among
 from piper_core.ir.edit import compute_table, whole_chunks
 from piper_core.ir.filter import Filter
 from piper_core.names import Axis, Collective, NodeKind, Phase, Recompute, Region, Role
@@ -150,9 +150,9 @@ def _repeat(dag: Dag) -> Dag:
     fed[dst] = True
     heads = index[~fed[copy_of[index]]]
     saved = (edges.role == Role.SAVED) & (copy_of[edges.src] >= 0) & dag.compute[edges.src]
-    saved &= np.isin(nodes.phase[edges.dst], (Phase.B, Phase.BI, Phase.BW))
+    saved &= among(nodes.phase[edges.dst], (Phase.B, Phase.BI, Phase.BW))
     gathered = (edges.role == Role.PARAMETER) & (nodes.collective[edges.src] == Collective.ALL_GATHER)
-    backward = np.isin(nodes.phase[edges.dst], (Phase.B, Phase.BI)) & dag.compute[edges.dst]
+    backward = among(nodes.phase[edges.dst], (Phase.B, Phase.BI)) & dag.compute[edges.dst]
     gathered &= backward & recomputed[of_compute[edges.dst]]
     made = [
         edges,

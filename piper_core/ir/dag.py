@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeAlias
 
@@ -19,6 +19,14 @@ Mask: TypeAlias = NDArray[np.bool_]
 
 ABSENT = -(2**30)
 """Value of an integer tag that a node does not carry."""
+
+
+def among(column: Ints, values: tuple[int, ...]) -> Mask:
+    """Return where a column has one of a few values."""
+    found: Mask = column == int(values[0])
+    for value in values[1:]:
+        found |= column == int(value)
+    return found
 
 
 def _column(dtype: str, default: float) -> Any:
@@ -74,12 +82,21 @@ class Nodes:
     @staticmethod
     def make(n: int, **columns: Any) -> Nodes:
         """Return ``n`` nodes with the default of every column that is not given."""
-        filled = {
-            name: np.full(n, default, dtype) for name, (dtype, default) in NODE_COLUMNS.items() if name not in columns
-        }
+        filled = _fresh(n, columns)
         for name, value in columns.items():
             dtype = NODE_COLUMNS[name][0]
             filled[name] = np.full(n, value, dtype) if np.ndim(value) == 0 else np.asarray(value, dtype)
+        return Nodes(**filled)
+
+    @staticmethod
+    def joined(runs: list[tuple[int, Mapping[str, Any]]]) -> Nodes:
+        """Return the nodes of several runs of (count, columns), one after the other (see :meth:`make`)."""
+        filled = _fresh(sum(n for n, _ in runs))
+        at = 0
+        for n, columns in runs:
+            for name, value in columns.items():
+                filled[name][at : at + n] = value
+            at += n
         return Nodes(**filled)
 
     @staticmethod
@@ -93,6 +110,11 @@ class Nodes:
 NODE_COLUMNS: Mapping[str, tuple[Any, float]] = {
     f.name: (f.metadata["dtype"], f.metadata["default"]) for f in fields(Nodes)
 }
+
+
+def _fresh(n: int, but: Container[str] = ()) -> dict[str, NDArray[Any]]:
+    """Return the default of every column but some."""
+    return {name: np.full(n, default, dtype) for name, (dtype, default) in NODE_COLUMNS.items() if name not in but}
 
 
 @dataclass(frozen=True, slots=True)

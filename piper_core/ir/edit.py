@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from piper_core.errors import DirectiveError
-from piper_core.ir.dag import Dag, Edges, Ints, Mask, Nodes
+from piper_core.ir.dag import Dag, Edges, Ints, Mask, Nodes, among
 from piper_core.ir.filter import Filter
 from piper_core.ir.shard_state import Ranks, ShardState
 from piper_core.names import NodeKind, Phase, Role
@@ -62,9 +63,9 @@ def splice(dag: Dag, anchors: Ints, nodes: Nodes, *, before: bool) -> Dag:
     new_of[anchors] = n + np.arange(len(anchors))
     edges = dag.edges
     ends = edges.dst if before else edges.src
-    moved = (new_of[ends] >= 0) & np.isin(edges.role, (Role.ACTIVATION, Role.GRADIENT, Role.STASH))
+    moved = (new_of[ends] >= 0) & among(edges.role, (Role.ACTIVATION, Role.GRADIENT, Role.STASH))
     redirected = np.where(moved, new_of[ends], ends).astype(np.int32)
-    backward = np.isin(dag.nodes.phase[anchors], (Phase.B, Phase.BI, Phase.BW))
+    backward = among(dag.nodes.phase[anchors], (Phase.B, Phase.BI, Phase.BW))
     role = np.where(backward, int(Role.GRADIENT), int(Role.ACTIVATION))
     fresh = new_of[anchors]
     link = Edges.make(fresh, anchors, role) if before else Edges.make(anchors, fresh, role)
@@ -107,23 +108,23 @@ class Growth:
 
     def __init__(self, dag: Dag) -> None:
         self.dag, self.size = dag, len(dag)
-        self._nodes: list[Nodes] = []
+        self._nodes: list[tuple[int, Mapping[str, Any]]] = []
         self._edges: list[Edges] = []
 
-    def add(self, nodes: Nodes) -> Ints:
-        """Add nodes; return their indices."""
-        index = self.size + np.arange(len(nodes), dtype=np.int32)
-        self.size += len(nodes)
-        self._nodes.append(nodes)
+    def add(self, n: int, **columns: Any) -> Ints:
+        """Add ``n`` nodes with the default of every column that is not given; return their indices."""
+        index = self.size + np.arange(n, dtype=np.int32)
+        self.size += n
+        self._nodes.append((n, columns))
         return index
 
     def link(self, src: Ints, dst: Ints, role: int) -> None:
         """Add edges of one role between two equally long arrays of node indices."""
-        self._edges.append(Edges.make(src, dst, role))
+        self._edges.append(Edges.make(src, dst, int(role)))
 
     def finish(self) -> Dag:
         """Return the DAG with everything added."""
-        nodes = Nodes.concat([self.dag.nodes, *self._nodes])
+        nodes = Nodes.concat([self.dag.nodes, Nodes.joined(self._nodes)])
         edges = Edges.concat([self.dag.edges, *self._edges])
         return replace(self.dag, nodes=nodes, edges=edges)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from piper_core.errors import DirectiveError
-from piper_core.ir.dag import Dag, Edges, Ints, Mask
+from piper_core.ir.dag import Dag, Edges, Ints, Mask, among
 from piper_core.ir.edit import compute_table, distinct
 from piper_core.names import NodeKind, Phase, Role
 
@@ -36,7 +36,7 @@ class Macros:
 
 def inner_position(dag: Dag) -> Ints:
     """Return where each node stands in the inner order of its macro: by chunk, reversed in a backward."""
-    backward = np.isin(dag.nodes.phase, (Phase.B, Phase.BI, Phase.BW))
+    backward = among(dag.nodes.phase, (Phase.B, Phase.BI, Phase.BW))
     return np.where(backward, len(dag.chunks) - dag.nodes.chunk, dag.nodes.chunk)
 
 

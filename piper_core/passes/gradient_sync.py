@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from piper_core.errors import DirectiveError
-from piper_core.ir.dag import Bucket, Dag, Ints, Nodes
+from piper_core.ir.dag import Bucket, Dag, Ints
 from piper_core.ir.edit import Growth, compute_table, distinct
 from piper_core.ir.shard_state import Groups, Replication, ShardState, reduction_groups
 from piper_core.names import Axis, Collective, NodeKind, Phase, Role
@@ -174,21 +174,19 @@ class _Sync:
     ) -> Ints:
         dag = self.growth.dag
         return self.growth.add(
-            Nodes.make(
-                n,
-                kind=int(NodeKind.COLLECTIVE),
-                phase=int(phase),
-                chunk=self.bucket.parts[0][0],
-                microbatch=microbatch,
-                stage=self.bucket.stage,
-                group=group,
-                stream=dag.streams.index(stream),
-                collective=int(kind),
-                axis=int(Axis.DATA),
-                payload=size,
-                bucket=self.index,
-                state=self.bucket.state,
-            )
+            n,
+            kind=int(NodeKind.COLLECTIVE),
+            phase=int(phase),
+            chunk=self.bucket.parts[0][0],
+            microbatch=microbatch,
+            stage=self.bucket.stage,
+            group=group,
+            stream=dag.streams.index(stream),
+            collective=int(kind),
+            axis=int(Axis.DATA),
+            payload=size,
+            bucket=self.index,
+            state=self.bucket.state,
         )
 
     def reduce(self, zero: int) -> None:

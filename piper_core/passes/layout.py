@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from piper_core.errors import DirectiveError
-from piper_core.ir.dag import Dag
+from piper_core.ir.dag import Dag, among
 from piper_core.ir.edit import distinct
 from piper_core.ir.shard_state import Ranks, ShardState
 from piper_core.names import Role
@@ -77,7 +77,7 @@ def _degrees(state: ShardState, row: Ranks) -> tuple[object, ...]:
 def _same_slices(dag: Dag) -> None:
     """Refuse data that flows, at some position of a row, to a rank which needs another part of it."""
     nodes, edges = dag.nodes, dag.edges
-    flows = np.flatnonzero(np.isin(edges.role, (Role.ACTIVATION, Role.GRADIENT, Role.MESSAGE)))
+    flows = np.flatnonzero(among(edges.role, (Role.ACTIVATION, Role.GRADIENT, Role.MESSAGE)))
     ends = [column[side[flows]] for side in (edges.src, edges.dst) for column in (nodes.state, nodes.group)]
     differ = np.flatnonzero((ends[0] != ends[2]) | (ends[1] != ends[3]))
     key = np.zeros(len(differ), np.int64)

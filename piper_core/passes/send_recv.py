@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from piper_core.ir.dag import Dag, Edges, Nodes
+from piper_core.ir.dag import Dag, Edges, Nodes, among
 from piper_core.names import NodeKind, Phase, Role
 
 
@@ -22,7 +22,7 @@ def send_recv(dag: Dag) -> Dag:
     nodes, edges = dag.nodes, dag.edges
     comm = (nodes.kind == NodeKind.SEND) | (nodes.kind == NodeKind.RECV)
     crossing = np.flatnonzero(
-        np.isin(edges.role, (Role.ACTIVATION, Role.GRADIENT))
+        among(edges.role, (Role.ACTIVATION, Role.GRADIENT))
         & (nodes.group[edges.src] != nodes.group[edges.dst])
         & ~comm[edges.src]
         & ~comm[edges.dst]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from piper_core.errors import DirectiveError
-from piper_core.ir.dag import Dag, Ints, Nodes
+from piper_core.ir.dag import Dag, Ints, among
 from piper_core.ir.edit import Growth
 from piper_core.names import Axis, Collective, NodeKind, Phase, Role, Sync
 from piper_core.passes.gradient_sync import stage_rows
@@ -41,7 +41,7 @@ def close_step(dag: Dag) -> Dag:
     reductions = np.flatnonzero(
         (nodes.kind == NodeKind.COLLECTIVE) & (nodes.axis == Axis.DATA) & (nodes.phase == Phase.BW)
     )
-    weight = np.flatnonzero(dag.compute & np.isin(nodes.phase, (Phase.B, Phase.BW)))
+    weight = np.flatnonzero(dag.compute & among(nodes.phase, (Phase.B, Phase.BW)))
     ties = _ties(dag, growth, reductions, weight)
     groups = np.concatenate([nodes.group[reductions], nodes.group[weight]])
     stages = np.concatenate([nodes.stage[reductions], nodes.stage[weight]])
@@ -49,26 +49,28 @@ def close_step(dag: Dag) -> Dag:
     held = stage_rows(dag)
     updates: dict[tuple[int, int], int] = {}
     for stage in sorted(held):
-        made = growth.add(Nodes.make(len(held[stage]), kind=int(NodeKind.UPDATE), stage=stage, group=held[stage]))
+        made = growth.add(len(held[stage]), kind=int(NodeKind.UPDATE), stage=stage, group=held[stage])
         updates.update({(stage, g): int(i) for g, i in zip(held[stage], made, strict=True)})
-    target = np.asarray([updates[s, g] for s, g in zip(stages.tolist(), groups.tolist(), strict=True)], np.int32)
-    growth.link(done, target, Role.REDUCTION)
+    table = np.full((dag.stages + 1, len(dag.groups) + 1), -1, np.int32)
+    for (stage, group), update in updates.items():
+        table[stage, group] = update
+    growth.link(done, table[stages, groups], Role.REDUCTION)
     for tie, group, stage in ties:
         growth.link(np.asarray([tie]), np.asarray([updates[stage, group]]), Role.REDUCTION)
     if dag.sync is not Sync.NONE:
         rows = sorted({group for _, group in updates})
         made = growth.add(
-            Nodes.make(
-                len(rows),
-                kind=int(NodeKind.NORM),
-                group=rows,
-                collective=int(Collective.ALL_REDUCE),
-                axis=int(Axis.NORM),
-                payload=4.0,
-            )
+            len(rows),
+            kind=int(NodeKind.NORM),
+            group=rows,
+            collective=int(Collective.ALL_REDUCE),
+            axis=int(Axis.NORM),
+            payload=4.0,
         )
         norm_of = dict(zip(rows, made.tolist(), strict=True))
-        growth.link(done, np.asarray([norm_of[g] for g in groups.tolist()], np.int32), Role.REDUCTION)
+        of_group = np.full(len(dag.groups) + 1, -1, np.int32)
+        of_group[rows] = made
+        growth.link(done, of_group[groups], Role.REDUCTION)
         for tie, group, _ in ties:
             growth.link(np.asarray([tie]), np.asarray([norm_of[group]]), Role.REDUCTION)
         if dag.sync is Sync.GLOBAL_NORM:
@@ -105,19 +107,17 @@ def _ties(dag: Dag, growth: Growth, reductions: Ints, weight: Ints) -> list[tupl
             if late:
                 size = -(-size // dag.buckets[bucket].ranks)
             node = growth.add(
-                Nodes.make(
-                    1,
-                    kind=int(NodeKind.COLLECTIVE),
-                    phase=int(Phase.BW),
-                    chunk=int(nodes.chunk[first]),
-                    stage=stage,
-                    group=group,
-                    collective=int(Collective.ALL_REDUCE),
-                    axis=int(Axis.TIE),
-                    payload=4.0 * size,
-                    bucket=bucket,
-                    state=int(nodes.state[first]),
-                )
+                1,
+                kind=int(NodeKind.COLLECTIVE),
+                phase=int(Phase.BW),
+                chunk=int(nodes.chunk[first]),
+                stage=stage,
+                group=group,
+                collective=int(Collective.ALL_REDUCE),
+                axis=int(Axis.TIE),
+                payload=4.0 * size,
+                bucket=bucket,
+                state=int(nodes.state[first]),
             )
             mates = [c for c, _ in dag.buckets[bucket].parts]
             users = weight[np.isin(nodes.chunk[weight], mates) & (nodes.group[weight] == group)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from piper_core.errors import DirectiveError
-from piper_core.ir.dag import Dag, Ints, Mask
+from piper_core.ir.dag import Dag, Ints, Mask, among
 from piper_core.ir.macro import Macros, topological
 from piper_core.names import NodeKind, Phase, Role
 
@@ -120,7 +120,7 @@ def _complete(dag: Dag, found: Macros, costs: Costs, row: Ints, src: Ints, dst: 
         (int(s), int(m)): float(h)
         for s, m, h in zip(found.stage[forward], found.microbatch[forward], hold[forward], strict=True)
     }
-    ends = np.isin(found.phase, (Phase.B, Phase.BW))
+    ends = among(found.phase, (Phase.B, Phase.BW))
     keys = list(zip(found.stage.tolist(), found.phase.tolist(), found.microbatch.tolist(), strict=True))
     preds: list[list[tuple[int, float]]] = [[] for _ in range(k)]
     for a, b, delay in zip(src.tolist(), dst.tolist(), hop_s.tolist(), strict=True):

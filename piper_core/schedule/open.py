@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from piper_core.ir.dag import Bucket, Dag, Ints
+from piper_core.ir.dag import Bucket, Dag, Ints, among
 from piper_core.ir.edit import distinct
 from piper_core.ir.macro import Macros, inner_position
 from piper_core.names import NodeKind, Phase, Role
 from piper_core.schedule.plan import Part
 
-# In loops over nodes: looking a member up on its enum takes longer than all else there.
-_COLLECTIVE, _COMPUTE, _R, _SAVED = NodeKind.COLLECTIVE, NodeKind.COMPUTE, Phase.R, Role.SAVED
+# In loops over nodes: looking a member up on its enum, or comparing one with numpy's, takes longer than all else there.
+_COLLECTIVE, _COMPUTE, _R, _SAVED = int(NodeKind.COLLECTIVE), int(NodeKind.COMPUTE), int(Phase.R), int(Role.SAVED)
 _RESULTS = (Role.ACTIVATION, Role.GRADIENT)
 
 
@@ -37,6 +37,7 @@ class Opening:
     labels: tuple[str, ...] = ()
     parts: tuple[tuple[int, str, tuple[tuple[Part, ...], ...]], ...] = ()
     spans: dict[tuple[int, Phase, int], frozenset[int]] = field(default_factory=dict)
+    _of_stage: dict[int, list[tuple[Phase, int, frozenset[int]]]] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -44,10 +45,13 @@ class Opening:
 
     def uses(self, bucket: Bucket) -> tuple[tuple[int, ...], ...]:
         """Return the labels that read a bucket in a forward, in a backward, in an R, and that add to its gradient."""
+        if not self._of_stage:
+            for (stage, phase, label), covered in self.spans.items():
+                self._of_stage.setdefault(stage, []).append((phase, label, covered))
         chunks = {chunk for chunk, _ in bucket.parts}
         found: tuple[set[int], ...] = (set(), set(), set(), set())
-        for (stage, phase, label), covered in self.spans.items():
-            if stage == bucket.stage and chunks & covered:
+        for phase, label, covered in self._of_stage.get(bucket.stage, ()):
+            if not chunks.isdisjoint(covered):
                 if phase is Phase.F:
                     found[0].add(label)
                 if phase in (Phase.B, Phase.BI):
@@ -136,7 +140,7 @@ def _edge_macros(found: Macros, position: Ints) -> dict[tuple[int, bool], int]:
     order = np.argsort(position, kind="stable")
     for m in order[found.phase[order] == Phase.F].tolist():
         edge.setdefault((int(found.stage[m]), False), m)
-    for m in order[np.isin(found.phase[order], (Phase.B, Phase.BW))].tolist():
+    for m in order[among(found.phase[order], (Phase.B, Phase.BW))].tolist():
         edge[int(found.stage[m]), True] = m
     return edge
 
@@ -256,10 +260,10 @@ class _Opener:
         piece = np.zeros(len(mine), np.int32)
         groups: list[list[int]] = []
         current = None
-        for n in order:
-            comm = nodes.kind[n] == _COLLECTIVE
-            segment = self._segment(n, table)
-            token: Any = ("comm", n) if comm and apart and nodes.stream[n] > 0 else ("compute", segment)
+        segments = self._segments(order, table)
+        beside = (nodes.kind[order] == _COLLECTIVE) & (nodes.stream[order] > 0)
+        for n, segment, comm in zip(order, segments, beside.tolist(), strict=True):
+            token: Any = ("comm", n) if comm and apart else ("compute", segment)
             if token != current:
                 groups.append([])
                 current = token
@@ -274,7 +278,7 @@ class _Opener:
         ]
         for group, (compute, label) in zip(groups, kinds, strict=True):
             if compute:
-                computes = [n for n in group if nodes.kind[n] == _COMPUTE]
+                computes = self._computes(group)
                 chunks = frozenset(nodes.chunk[computes or group].tolist())
                 self.spans[stage, phase, label] = self.spans.get((stage, phase, label), frozenset()) | chunks
         if not single:
@@ -287,8 +291,8 @@ class _Opener:
         made: list[tuple[bool, str]] = []
         seen: set[tuple[int, int]] = set()
         for group in groups:
-            computes = [n for n in group if nodes.kind[n] == _COMPUTE]
-            seen.update((int(nodes.phase[n]), int(nodes.chunk[n])) for n in computes)
+            computes = self._computes(group)
+            seen.update(zip(nodes.phase[computes].tolist(), nodes.chunk[computes].tolist(), strict=True))
             names = list(dict.fromkeys(self.dag.chunks[c].name for c in nodes.chunk[computes or group].tolist()))
             name = names[0] if len(names) == 1 else f"{names[0]}-{names[-1]}"
             compute = bool(computes) or len(group) > 1 or not apart
@@ -296,7 +300,7 @@ class _Opener:
             if not compute:
                 name += "" if phase is Phase.F else f".{phase.name}"
                 name += ".out" if (int(phase), int(nodes.chunk[group[0]])) in seen else ".in"
-            elif phase is _R:
+            elif phase == _R:
                 name += ".R"
             again = sum(other == name or other.startswith(f"{name}_") for _, other in made)
             made.append((compute, f"{name}_{again + 1}" if again else name))
@@ -324,7 +328,7 @@ class _Opener:
         """Return (neighbour, role) of the edges that carry results into a node (end 0) or out of it (end 1)."""
         if not hasattr(self, "_sides"):
             edges = self.dag.edges
-            carries = np.flatnonzero(~np.isin(edges.role, (Role.TEMPORAL, Role.PARAMETER, Role.REDUCTION)))
+            carries = np.flatnonzero(~among(edges.role, (Role.TEMPORAL, Role.PARAMETER, Role.REDUCTION)))
             ends = (edges.dst[carries], edges.src[carries]), (edges.src[carries], edges.dst[carries])
             orders = [np.argsort(near, kind="stable") for near, _ in ends]
             each = np.arange(len(self.dag) + 1)
@@ -336,14 +340,19 @@ class _Opener:
         low, high = start[node], start[node + 1]
         return list(zip(far[low:high].tolist(), role[low:high].tolist(), strict=True))
 
-    def _segment(self, node: int, table: Ints | None) -> int:
+    def _computes(self, group: list[int]) -> list[int]:
+        """Return the compute nodes among some nodes."""
+        return [n for n, kind in zip(group, self.dag.nodes.kind[group].tolist(), strict=True) if kind == _COMPUTE]
+
+    def _segments(self, nodes: list[int], table: Ints | None) -> list[int]:
+        """Return the segment of each node; a layer is recomputed as a whole, before its backward starts."""
         if table is None:
-            return 0
-        chunk = int(self.dag.nodes.chunk[node])
-        if self.dag.nodes.phase[node] == _R:  # a layer is recomputed as a whole, before its backward starts
-            same = np.flatnonzero(self.layer[:-1] == self.layer[chunk])
-            return int(table[same].min())
-        return int(table[chunk])
+            return [0] * len(nodes)
+        chunk = self.dag.nodes.chunk[nodes]
+        found: list[int] = table[chunk].tolist()
+        for i in np.flatnonzero(self.dag.nodes.phase[nodes] == _R).tolist():
+            found[i] = int(table[np.flatnonzero(self.layer[:-1] == self.layer[chunk[i]])].min())
+        return found
 
     def _label(self, stage: int, phase: Phase, name: str, group: list[int]) -> int:
         """Return the label of a piece; other pieces of the stage that have its name, but not its work, get a number."""
@@ -376,15 +385,14 @@ class _Opener:
                 degree[v] += 1
         import heapq
 
-        def rank(n: int) -> tuple[int, int, int]:
-            recompute = dag.nodes.phase[n] == _R
-            chunk = int(dag.nodes.chunk[n])
-            if recompute:  # right before the backward of its layer
-                same = np.flatnonzero(self.layer[:-1] == self.layer[chunk])
-                return len(dag.chunks) - int(same.max()), -1, chunk
-            return int(self._rank[n]), 0, n
-
-        ready = [(rank(n), n) for n in mine if degree[n] == 0]
+        ranks = dict(
+            zip(mine, ((at, 0, n) for at, n in zip(self._rank[mine].tolist(), mine, strict=True)), strict=True)
+        )
+        for i in np.flatnonzero(dag.nodes.phase[mine] == _R).tolist():  # right before the backward of its layer
+            chunk = int(dag.nodes.chunk[mine[i]])
+            same = np.flatnonzero(self.layer[:-1] == self.layer[chunk])
+            ranks[mine[i]] = len(dag.chunks) - int(same.max()), -1, chunk
+        ready = [(ranks[n], n) for n in mine if degree[n] == 0]
         heapq.heapify(ready)
         order: list[int] = []
         while ready:
@@ -393,5 +401,5 @@ class _Opener:
             for v in out[n]:
                 degree[v] -= 1
                 if degree[v] == 0:
-                    heapq.heappush(ready, (rank(v), v))
+                    heapq.heappush(ready, (ranks[v], v))
         return order

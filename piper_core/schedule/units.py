@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from piper_core.ir.dag import Dag, Floats, Ints
+from piper_core.ir.dag import Dag, Floats, Ints, among
 from piper_core.ir.edit import distinct
 from piper_core.ir.macro import Macros
 from piper_core.names import Axis, Collective, NodeKind, Phase, Role
@@ -68,7 +68,7 @@ class Units:
         nodes, found = self.dag.nodes, self.found
         apart = np.zeros(self.count, np.bool_)
         apart[: self.compute] = ~self.opened.is_compute
-        inner = np.flatnonzero(apart[self.of] & np.isin(nodes.phase, (Phase.R, Phase.BW)))
+        inner = np.flatnonzero(apart[self.of] & among(nodes.phase, (Phase.R, Phase.BW)))
         find = found.find() if len(inner) else {}
         before = [
             find[int(nodes.stage[n]), int(Phase.F if nodes.phase[n] == Phase.R else Phase.BI), int(nodes.microbatch[n])]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from piper_core.arch.chunk import Saved
 from piper_core.ir.action import ActionKind
-from piper_core.ir.dag import Dag, Floats, Ints, Policy
+from piper_core.ir.dag import Dag, Floats, Ints, Policy, among
 from piper_core.ir.edit import compute_table, rows
 from piper_core.names import Axis, Collective, NodeKind, Phase, Region, Role
 from piper_core.schedule.plan import CODE
@@ -283,7 +283,7 @@ class _Usage:
     def workspace(self) -> None:
         """The largest transient of a backward; what sequence, expert and context collectives gather."""
         nodes = self.dag.nodes
-        back = np.flatnonzero(self.dag.compute & np.isin(nodes.phase, (Phase.B, Phase.BI)))
+        back = np.flatnonzero(self.dag.compute & among(nodes.phase, (Phase.B, Phase.BI)))
         each = np.asarray([chunk.workspace_bytes for chunk in self.dag.chunks])[nodes.chunk[back]]
         divided = each / self.tensor[back]
         if self.software.gathers_logits:

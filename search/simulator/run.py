@@ -61,8 +61,8 @@ class Simulation:
         """Return the seconds of one step in which communication holds up compute, shape (rows, ``COMM_KINDS``).
 
         Collectives inside compute actions count in full. Where a compute stream idles, the chain of communication
-        that it waited for last counts, as far as it ran in that time; the rest is bubble (waiting for other rows'
-        compute).
+        that it waited for last counts, as far as it ran in that time; the rest is waiting for other
+        rows' compute.
         """
         plan, loops = self.plan, pick(0)
         before = _Reasons(self)

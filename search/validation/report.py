@@ -33,6 +33,12 @@ def text(found: Validation, left_out: Sequence[LeftOut] = ()) -> str:
         + (" and out of memory" if each.picked_out_of_memory else "")
         for each in found.sweeps
     ]
+    lines += [
+        f"  without {each.doubted} runs of {each.table} that others contradict (search/validation/doubts.py): "
+        f"tau {each.sure[0]:.3f}, spread {each.sure[1]:.1%}"
+        for each in found.sweeps
+        if each.doubted
+    ]
     fits = found.fits
     said = (
         f"memory: of {sum(fits.out_of_memory.values())} runs out of memory {fits.false_fit:.1%} said to fit",

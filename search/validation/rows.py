@@ -24,7 +24,7 @@ GIGABIT = 1e9 / 8
 GPT2_PADDED, SENTENCEPIECE = 50_304, 32_000
 """Vocabularies where none is published: GPT-2's, padded as Megatron does for one rank; of the zero-bubble runs, whose
 examples/pretrain_zero_bubble.sh names a SentencePiece tokenizer, the size that makes 14.6 and 28.3 billion parameters
-of the shapes that arXiv 2401.10241 calls so."""
+of the shapes that arXiv 2401.10241 calls so. That script also unties embedding and head."""
 
 
 class NotExpressedError(ConfigError):
@@ -88,7 +88,8 @@ def _architecture(row: Row) -> Architecture:
         raise NotExpressedError(f"model {name[:40]!r} is of no family that is known here: LLaMA's or GPT's blocks")
     hidden, heads, seq = _count(row, "hidden"), _count(row, "heads"), _count(row, "seq_len")
     experts, ffn = _count(row, "experts", 0), _count(row, "ffn")
-    vocab = _count(row, "vocab", SENTENCEPIECE if "sail-sg" in _text(row, "framework") else GPT2_PADDED)
+    zero_bubble = "sail-sg" in _text(row, "framework")
+    vocab = _count(row, "vocab", SENTENCEPIECE if zero_bubble else GPT2_PADDED)
     record = Architecture(
         name, _count(row, "layers"), hidden, ffn, heads, _count(row, "kv_heads", heads), hidden // heads, vocab,
         max_seq=seq,
@@ -98,8 +99,9 @@ def _architecture(row: Row) -> Architecture:
     if llama:
         return record
     return replace(
-        record, gated=False, bias=True, tied=True, activation="gelu_tanh", norm="layer", learned_positions=seq
-    )
+        record, gated=False, bias=True, tied=not zero_bubble, activation="gelu_tanh", norm="layer",
+        learned_positions=seq,
+    )  # fmt: skip
 
 
 def _cluster(row: Row) -> Cluster:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from search.table_mode import GIB, Predicted, predict_rows
+from search.validation.doubts import doubt
 from search.validation.facts import FITS, SMALL, STEPS, load_facts
 from search.validation.rows import Row
 from search.validation.scores import Confusion, Errors, Pair, Trial, by_layout, errors, kendall, regret
@@ -22,7 +23,10 @@ RUN = ("model", "n_gpus", "pp", "micro_batch", "global_batch")
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """One sweep over layouts: rank correlation, error after one rescale, regret (fraction of MFU) of the pick."""
+    """One sweep over layouts: rank correlation, error after one rescale, regret (fraction of MFU) of the pick.
+
+    ``sure`` is the rank correlation and the error after one rescale without its ``doubted`` runs.
+    """
 
     table: str
     layouts: int
@@ -30,6 +34,8 @@ class Sweep:
     spread: float
     regret: float
     picked_out_of_memory: bool
+    doubted: int
+    sure: tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +133,23 @@ def _sweeps(
     mfu = {_trial(row): float(row["printed_mfu_pct"]) / 100 for row, _ in mine}
     sweeps = []
     for table in dict.fromkeys(row["table"] for row, _ in mine):
-        layouts = by_layout(_pairs([(row, each) for row, each in mine if row["table"] == table]))
+        here = [(row, each) for row, each in mine if row["table"] == table]
+        kept = [(row, each) for row, each in here if doubt(row) is None]
+        layouts = by_layout(_pairs(here))
         trials = [
             Trial(mfu.get(_trial(row)), each.step_time_s, each.fits)
             for row, each in fits
             if row["table"] == table and isinstance(each, Predicted)
         ]
-        tau = kendall([pair.predicted_s for pair in layouts], [pair.measured_s for pair in layouts])
-        sweeps.append(Sweep(table, len(layouts), tau, errors(layouts).spread, *regret(trials)))
+        both, sure = _order(layouts), _order(by_layout(_pairs(kept)))
+        sweeps.append(Sweep(table, len(layouts), *both, *regret(trials), len(here) - len(kept), sure))
     return tuple(sweeps)
+
+
+def _order(layouts: Sequence[Pair]) -> tuple[float, float]:
+    """Return rank correlation, and the error after one rescale."""
+    tau = kendall([pair.predicted_s for pair in layouts], [pair.measured_s for pair in layouts])
+    return tau, errors(layouts).spread
 
 
 def _confusion(rows: Sequence[Row], found: Sequence[Predicted | str]) -> Confusion:

@@ -125,10 +125,10 @@ def test_what_a_person_wrote_as_a_prediction_is_left_alone(tmp_path: Path, capsy
 
 
 def test_words_of_a_change() -> None:
-    before = Price(2.0, {"compute": 1.5, "bubble": 0.5}, 2.0 * 2**30, {"parameters": 2.0 * 2**30})
-    after = Price(2.1, {"compute": 1.5, "bubble": 0.4, "reduce": 0.2}, 2.0 * 2**30, {"parameters": 2.0 * 2**30}, 1)
+    before = Price(2.0, {"compute": 1.5, "waiting": 0.5}, 2.0 * 2**30, {"parameters": 2.0 * 2**30})
+    after = Price(2.1, {"compute": 1.5, "waiting": 0.4, "reduce": 0.2}, 2.0 * 2**30, {"parameters": 2.0 * 2**30}, 1)
     assert Change.between(before, after).lines() == [
-        "step time: +0.100 s (+5.0%): +0.200 reduce, -0.100 bubble",
+        "step time: +0.100 s (+5.0%): +0.200 reduce, -0.100 waiting",
         "memory of the fullest row (row 0 before, row 1 now): the same",
     ]
 

@@ -79,14 +79,14 @@ def test_no_two_strategies_read_alike(change: dict[str, object], words: str) -> 
     [
         ({"compute": 10.0}, {"compute": 10.5}, "5.0% slower, by 0.500 s: +0.500 s compute."),
         (
-            {"compute": 9.0, "bubble": 1.0},
-            {"compute": 8.0, "bubble": 2.5, "gather": 0.0001},
-            "5.0% slower, by 0.500 s: +1.500 s bubble, -1.000 s compute.",
+            {"compute": 9.0, "waiting": 1.0},
+            {"compute": 8.0, "waiting": 2.5, "gather": 0.0001},
+            "5.0% slower, by 0.500 s: +1.500 s waiting, -1.000 s compute.",
         ),
         (
             {"compute": 10.0},
-            {"compute": 10.25, "bubble": 0.26, "gather": 0.4, "data_reduce": 0.1, "update": 0.24},
-            "12.5% slower, by 1.25 s: +0.40 s gather, +0.26 s bubble, +0.25 s compute, +0.34 s the rest.",
+            {"compute": 10.25, "waiting": 0.26, "gather": 0.4, "data_reduce": 0.1, "update": 0.24},
+            "12.5% slower, by 1.25 s: +0.40 s gather, +0.26 s waiting, +0.25 s compute, +0.34 s the rest.",
         ),
         ({"compute": 0.01}, {"compute": 0.01012}, "1.2% slower, by 0.000120 s: +0.000120 s compute."),
         ({"compute": 10.0}, {"compute": 10.009}, "is within 0.1%."),

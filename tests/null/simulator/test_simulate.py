@@ -194,7 +194,7 @@ def test_gathers_at_the_head_follow_the_update_of_their_stage() -> None:
     assert found.makespan_s == 10 + 9
     assert found.step_time_s == 10 + 9
     gather = COMM_KINDS.index(CommKind.GATHER)
-    assert found.exposed_s()[:, gather].tolist() == [10, 0]  # row 1 waits for row 0, which is bubble
+    assert found.exposed_s()[:, gather].tolist() == [10, 0]  # row 1 waits for row 0, not for communication
 
 
 # --- the timeline ---
