@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 import numpy as np
@@ -147,9 +147,32 @@ class Steps:
         self.kinds, self.prices, self.dtype_bytes = kinds, prices, dtype_bytes
         self.opened: dict[StageNodes, Opened] = {}
         self.buckets = lru_cache(maxsize=1024)(partial(make_buckets, kinds))
+        self.unordered = lru_cache(maxsize=16)(self._unordered)
 
     def of(self, config: Configuration, counts: tuple[int, ...], bucket_mib: int, order: Order) -> Step:
         """Return the step of a configuration with so many layers a stage under an order."""
+        plain = replace(config, num_microbatches=1, order="family")
+        step, segments, held = self.unordered(plain, counts, bucket_mib, order.phases)
+        stages = step.stages
+        overlapped, cut_here = _overlapped(order, step.nodes, stages), _cut(order, config.zero)
+        pieces = dict(step.pieces)
+        for phase in order.phases:
+            mine = np.flatnonzero(overlapped & (order.phase == phase))
+            if not len(mine):
+                continue
+            for cut in (False, True):
+                chosen = np.zeros(stages.count, np.bool_)
+                chosen[order.stage[mine[cut_here[mine] == cut]]] = True
+                segment = segments[phase][-1 if cut else 0]
+                opened = opened_pieces(self.kinds, stages, phase, step.nodes[phase], segment, held, chosen, self.opened)
+                pieces[phase] = (*pieces[phase], opened)
+        return replace(step, config=config, pieces=pieces, cut=cut_here, overlapped=overlapped)
+
+    def _unordered(
+        self, config: Configuration, counts: tuple[int, ...], bucket_mib: int, phases: tuple[Phase, ...]
+    ) -> tuple[Step, dict[Phase, list[Ints]], Held]:
+        """Return what no order and no number of microbatches changes: the step, where macro actions of each phase are
+        cut, and what chunks hold."""
         kinds, prices, mesh = self.kinds, self.prices, mesh_of(config)
         division = Division(config.tp, config.ep, config.cp, config.sequence_parallel, config.micro_batch)
         rows_of = rows_of_stage(config.layout, config.pp, config.virtual_stages)
@@ -160,39 +183,31 @@ class Steps:
         buckets = self.buckets(stages.ends, config.tp, config.ep, limit)
         sync = self._sync(config, mesh, rows_of, buckets)
         shared, held = sync.ranks > 1, held_of(kinds, stages, division, prices.cost.software)
-        talks = {phase: prices.talks(division, phase, mesh, ways) for phase in order.phases}
+        talks = {phase: prices.talks(division, phase, mesh, ways) for phase in phases}
         context_only = stages.policy is Recompute.SELECTIVE
         repeated = tuple(t for t in talks[Phase.F] if not context_only or t.exchange.axis is Axis.CONTEXT)
         again = prices.compute(division, Phase.R, stages.policy)
         pieces: dict[Phase, tuple[Pieces, ...]] = {}
-        nodes, inner = dict[Phase, PhaseNodes](), dict[Phase, Floats]()
-        for phase in order.phases:
+        nodes, inner, cuts = dict[Phase, PhaseNodes](), dict[Phase, Floats](), dict[Phase, list[Ints]]()
+        for phase in phases:
             compute = prices.compute(division, phase)
             found = nodes[phase] = phase_nodes(kinds, stages, phase, compute, talks[phase], again, repeated)
             inner[phase] = inner_seconds(found, stages)
-        overlapped, cut_here = _overlapped(order, nodes, stages), _cut(order, config.zero)
-        for phase in order.phases:
-            found = nodes[phase]
             segment = cuts_of(buckets, kinds, stages, config.zero, shared, phase)
-            segments = [np.zeros_like(segment), *([segment] if segment.any() else [])]
-            some = [pieces_of(kinds, stages, phase, found, each, held) for each in segments]
+            cuts[phase] = [np.zeros_like(segment), *([segment] if segment.any() else [])]
+            some = [pieces_of(kinds, stages, phase, found, each, held) for each in cuts[phase]]
             some += some[-1:] * (len(some) % 2)
-            mine = np.flatnonzero(overlapped & (order.phase == phase))
-            if len(mine):
-                for cut in (False, True):
-                    chosen = np.zeros(stages.count, np.bool_)
-                    chosen[order.stage[mine[cut_here[mine] == cut]]] = True
-                    segment = segments[-1 if cut else 0]
-                    some.append(opened_pieces(kinds, stages, phase, found, segment, held, chosen, self.opened))
             pieces[phase] = tuple(some)
+        none: Mask = np.zeros(0, np.bool_)
         share = float(division.micro_batch) / config.cp / (config.tp if config.sequence_parallel else 1)
         boundary = kinds.boundary_bytes[np.asarray(stages.ends[1:]) - 1] * share
-        return Step(
-            config, mesh, ranks_of(mesh).rows, rows_of, stages, buckets, sync, shared, pieces, cut_here, overlapped,
-            nodes, inner, self._update(config, buckets, sync, stages.count),
+        step = Step(
+            config, mesh, ranks_of(mesh).rows, rows_of, stages, buckets, sync, shared, pieces, none, none, nodes, inner,
+            self._update(config, buckets, sync, stages.count),
             self._ties(config, mesh, rows_of, buckets, sync), streams_of(config, division, bool(shared.any())),
             boundary, prices.cost.software,
         )  # fmt: skip
+        return step, cuts, held
 
     def _sync(self, config: Configuration, mesh: Mesh, rows_of: tuple[tuple[int, ...], ...], buckets: Buckets) -> Sync:
         """Return what synchronising each bucket takes."""
