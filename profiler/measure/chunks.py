@@ -99,9 +99,8 @@ def measure(subject: Subject, clock: Clock, effort: Effort) -> ChunkTime:
     layers = subject.layers
     try:
         with torch.no_grad(), layers.inside():
-            call = layers.call(subject.unit)
-            taken = sample(call, clock, effort)
-            peak = _peak_bytes(call, layers.device)
+            taken = sample(layers.turns(subject.unit), clock, effort)
+            peak = _peak_bytes(layers.call(subject.unit), layers.device)
         saved = layers.saved_bytes(subject.sites[0].region) if subject.sites[0].phase is Phase.F else 0
     except torch.OutOfMemoryError:
         _let_go(layers)

@@ -6,6 +6,7 @@ as quick as there. Values are those of a real step on random tokens, so that rou
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -29,6 +30,8 @@ from piper_core.runtime.tables import constant_names
 from profiler.measure.alone import groups_alone
 from profiler.record import Site, shared
 
+TURNS_BYTES = 64 << 20
+"""What is passed through between two calls on the same values, at most: more than caches hold."""
 PHASES = (
     (Phase.F, Recompute.NONE), (Phase.B, Recompute.NONE), (Phase.BI, Recompute.NONE), (Phase.BW, Recompute.NONE),
     (Phase.R, Recompute.FULL), (Phase.R, Recompute.SELECTIVE),
@@ -51,6 +54,27 @@ class Bound:
 
     def __call__(self) -> object:
         return self.graph([*self.given])
+
+
+@dataclass
+class Turns:
+    """Calls of a chunk's graph as the layers of a step make them, one after another: on weights, gradients and kept
+    values of its own each time, and with results that stay until as many calls later. Caches hold no more of them than
+    in a step, and new results take new memory."""
+
+    graph: Boxed
+    given: list[list[Tensor]]
+    stays: bool
+
+    def __post_init__(self) -> None:
+        self._at, self._held = 0, deque[object](maxlen=len(self.given))
+
+    def __call__(self) -> object:
+        made = self.graph([*self.given[self._at]])
+        self._at = (self._at + 1) % len(self.given)
+        if self.stays:
+            self._held.append(made)
+        return None
 
 
 @dataclass(frozen=True)
@@ -90,11 +114,40 @@ class Layers:
 
     def call(self, unit: Unit) -> Bound:
         """Return a call that runs a chunk as the runtime does."""
+        bound, _ = self._bound(unit)
+        return bound
+
+    def turns(self, unit: Unit) -> Turns:
+        """Return calls that run a chunk as often as a step has it, on other values each time, up to ``TURNS_BYTES`` of
+        them. What the chunk before has just made is the same each time, as it is in a cache then."""
+        bound, fresh = self._bound(unit)
+        others = [each for each, new in zip(bound.given, fresh, strict=True) if not new]
+        size = sum(each.nbytes for each in others)
+        times = max(1, min(self.architecture.layers, TURNS_BYTES // max(1, size)))
+        given = [bound.given] + [
+            [each if new else each.clone() for each, new in zip(bound.given, fresh, strict=True)]
+            for _ in range(times - 1)
+        ]
+        return Turns(bound.graph, given, stays=unit.phase in (Phase.F, Phase.R))
+
+    def _bound(self, unit: Unit) -> tuple[Bound, list[bool]]:
+        """Return a call, and whether each of its values is fresh from the chunk before: an activation in F and R, a
+        gradient in the others."""
         names = {node.name for node in self.macros.draft((unit,)).outputs}
         macro = self.macros.macro((unit,), names, constant_names(self.cut))
         values = self.values
         totals = [torch.zeros_like(values[name], dtype=_gradient_dtype(values[name])) for name in macro.adds]
-        return Bound(macro.call, [*totals, *(values[name] for name in (*macro.fixed, *macro.varying))])
+        forwards = unit.phase in (Phase.F, Phase.R)
+        fresh = [forwards or name not in self._forward for name in macro.varying]
+        given = [*totals, *(values[name] for name in (*macro.fixed, *macro.varying))]
+        return Bound(macro.call, given), [False] * (len(given) - len(fresh)) + fresh
+
+    @cached_property
+    def _forward(self) -> frozenset[str]:
+        """Names of all that is there when a backward begins."""
+        pieces, joint = self.cut.pieces, self.cut.joint
+        made = {node.name for piece in pieces for node in piece.forward.outputs}
+        return frozenset(made | set(joint.inputs) | {node.name for node in self.cut.prelude.outputs})
 
     def saved_bytes(self, region: Region) -> int:
         """Return the bytes of storages that the forward of a region leaves for its backward, parameters left out."""

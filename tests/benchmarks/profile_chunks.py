@@ -84,7 +84,7 @@ def _rounds(lowering: Any, layers: Any, communicator: Any, architecture: Any) ->
     })  # fmt: skip
     with torch.no_grad(), layers.inside():
         calls = {
-            (site.phase.name, site.region): layers.call(unit) for site, unit, _ in layers.units()
+            (site.phase.name, site.region): layers.turns(unit) for site, unit, _ in layers.units()
             if site.phase in (Phase.F, Phase.B) and site.policy is Recompute.NONE
         }  # fmt: skip
     rows: dict[str, list[tuple[float, float]]] = {"F": [], "B": []}

@@ -107,3 +107,21 @@ def test_degrees_that_the_model_does_not_allow() -> None:
         shapes(LLAMA, SEQ, tensor=(3,))
     assert legal(LLAMA, SEQ, 4) == {"tensor": [1, 2, 4], "expert": [1]}
     assert legal(MOE, SEQ, 2) == {"tensor": [1, 2], "expert": [1, 2]}
+
+
+@pytest.mark.parametrize("phase", [Phase.F, Phase.B, Phase.BW])
+def test_a_chunk_takes_turns_on_as_many_values_as_a_step_has_layers(phase: Phase) -> None:
+    layers = Layers(replace(LLAMA, layers=3), 1, SEQ)
+    unit = next(u for site, u, _ in layers.units() if (site.region, site.phase) == (Region.MLP, phase))
+    with torch.no_grad(), layers.inside():
+        plain, turns = layers.call(unit), layers.turns(unit)
+        assert len(turns.given) == 3
+        same = [len({id(each) for each in column}) == 1 for column in zip(*turns.given, strict=True)]
+        assert True in same or phase is Phase.BW, "what the chunk before has made stays"
+        assert False in same
+        for given in turns.given:
+            for mine, theirs in zip(given, plain.given, strict=True):
+                torch.testing.assert_close(mine, theirs)
+        for _ in range(7):
+            turns()
+        assert len(turns._held) == (3 if phase is Phase.F else 0)
