@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from piper_core.runtime.faults import Broke, Fault, broke
+from piper_core.runtime.interface import interface_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,7 +50,9 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """A step of one rank: its part of the loss, how long the step took it, and what was measured."""
+    """A step of one rank: its part of the loss, how long the step took it, and what was measured. Times are of one
+    clock for all ranks: a machine's own, or where there are several the time since they met, within a message's
+    latency."""
 
     rank: int
     loss: float
@@ -82,6 +85,7 @@ class Worker:
         self._communicator: Any = None
         self._store: Any = None
         self._job: Job | None = None
+        self._address, self._met_s = "", 0.0
 
     def where(self) -> str:
         """Say at what it is."""
@@ -94,8 +98,8 @@ class Worker:
 
         context = ray.get_runtime_context()
         gpus = context.get_accelerator_ids().get("GPU", [])
-        address = str(get_node_ip_address())  # type: ignore[no-untyped-call]  # Ray's
-        return Home(os.getpid(), context.get_node_id(), address, len(gpus))
+        self._address = str(get_node_ip_address())  # type: ignore[no-untyped-call]  # Ray's
+        return Home(os.getpid(), context.get_node_id(), self._address, len(gpus))
 
     def ready(self) -> None:
         """Import what building needs."""
@@ -111,9 +115,10 @@ class Worker:
         )
         return int(self._store.port)
 
-    def build(self, job: Job, threads: int) -> Broke | None:
-        """Make the tables of its row from the graphs that came with the job; needs no other rank."""
-        return self._tried(lambda: self._build(job, threads))
+    def build(self, job: Job, neighbours: dict[int, int]) -> Broke | None:
+        """Make the tables of its row from the graphs that came with the job; needs no other rank. ``neighbours`` says
+        of each rank how many its machine has."""
+        return self._tried(lambda: self._build(job, max(1, (os.cpu_count() or 1) // neighbours[self.rank])))
 
     def _build(self, job: Job, threads: int) -> None:
         import torch
@@ -149,8 +154,9 @@ class Worker:
         job = self._job
         assert job is not None, "build comes first"
         self._at = lambda: "meeting the others"
-        if loopback:  # a host's own name need not lead anywhere
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        interface = "lo" if loopback else interface_of(self._address)
+        if interface:  # a host's own name need not lead anywhere, or not to where the others are
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         wait = timedelta(seconds=job.timeout_s)
         store = self._store or TCPStore(host, port, ranks, is_master=False, timeout=wait)
         if job.device == "cuda":
@@ -168,6 +174,8 @@ class Worker:
         if job.fault is not None and job.fault.rank == self.rank:
             job.fault.install(self._program)
         dist.barrier()
+        dist.barrier()  # the first also connects
+        self._met_s = 0.0 if loopback else perf_counter()
         program = self._program
         if not follow(program, progress, self.rank):
             return []
@@ -192,15 +200,18 @@ class Worker:
             loss = float(peak.loss)
             took = perf_counter() - began
             return Stepped(
-                self.rank, loss, program.sync.norm, took, began, (), peak.peak_bytes, peak.kept_bytes,
+                self.rank, loss, program.sync.norm, took, began - self._met_s, (), peak.peak_bytes, peak.kept_bytes,
                 dict(peak.by_action),
             )  # fmt: skip
         if how == "time":
+            from piper_core.ir.timeline import Timeline
+
             recorded = record(program, slices)
             loss = float(recorded.loss)
-            return Stepped(self.rank, loss, program.sync.norm, perf_counter() - began, began, recorded.lanes)
+            took, lanes = perf_counter() - began, Timeline(recorded.lanes).shifted(-self._met_s).lanes
+            return Stepped(self.rank, loss, program.sync.norm, took, began - self._met_s, lanes)
         loss = float(program.run(slices))
-        return Stepped(self.rank, loss, program.sync.norm, perf_counter() - began, began)
+        return Stepped(self.rank, loss, program.sync.norm, perf_counter() - began, began - self._met_s)
 
     def held(self, which: Which) -> list[Held] | Broke:
         """Return what it holds of each parameter."""

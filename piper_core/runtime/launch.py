@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -102,10 +102,9 @@ class Gang:
         host = "127.0.0.1" if local else homes[0].address
         first = self.ranks[0]
         port = self._collect({first: self._actors[first].listen.remote(host, len(self.ranks), start_s)}, start_s)[first]
-        on_node = {home.node: sum(each.node == home.node for each in homes) for home in homes}
-        threads = 1 if not local else max(1, (os.cpu_count() or 1) // len(homes))
-        told = ray.put(job)
-        self.call("build", told, 1 if max(on_node.values()) > 1 and not local else threads, timeout_s=start_s)
+        on_node = Counter(home.node for home in homes)
+        neighbours = {rank: on_node[home.node] for rank, home in self.homes.items()}
+        self.call("build", ray.put(job), neighbours, timeout_s=start_s)
         steps = self.call("meet", host, port, len(self.ranks), self._progress, timeout_s=start_s, loopback=local)
         self._steps = dict(zip(self.ranks, steps, strict=True))
 
