@@ -22,7 +22,7 @@ from piper_core.frontend.placed import settle
 from piper_core.frontend.recompute import fused
 from piper_core.frontend.run import check_compilable
 from piper_core.names import Phase
-from piper_core.runtime.graphs import Macro, Macros, Spec, Unit, _product
+from piper_core.runtime.graphs import Macros, Spec, Unit, _product
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,21 +82,10 @@ class CompiledMacros(Macros):
             later |= set(chain[-1].inputs)
         return chain[::-1]
 
-    def macro(
-        self, spec: Spec, wanted: Container[str], fixed: Container[str], each: Container[str] = frozenset()
-    ) -> Macro:
-        chunk, gradients = self.joined(spec, wanted), self.gradients(spec)
-        stay = tuple(node.name for node in chunk.inputs if node.name in fixed)
-        vary = tuple(node.name for node in chunk.inputs if node.name not in fixed)
-        names = dict.fromkeys(gradients.values())
-        once, every = (tuple(n for n in names if (n in each) == late) for late in (False, True))
-        handed = tuple(node.name for node in chunk.outputs if node not in gradients)
-        key = (spec, handed, stay, once)
-        if key not in self._made:
-            given = (*map(_total, once), *stay, *vary, *map(_total, every))
-            call = _in_turn(given, self._parts(spec, handed), handed)
-            self._made[key] = Macro(call, once, stay, vary, every, handed)
-        return self._made[key]
+    def _call(self, spec: Spec, chunk: ChunkGraph, every: dict[str, bool], outputs: tuple[str, ...]) -> Boxed:
+        once, late = ([_total(name) for name, varies in every.items() if varies == wants] for wants in (False, True))
+        given = (*once, *(node.name for node in chunk.inputs), *late)
+        return _in_turn(given, self._parts(spec, outputs), outputs)
 
     def _parts(self, spec: Spec, handed: tuple[str, ...]) -> list[_Part]:
         gradients, chain = self.gradients(spec), self._chain(spec, handed)

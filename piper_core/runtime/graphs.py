@@ -139,31 +139,33 @@ class Macros:
         ``wanted`` are the outputs to hand out (of those of its draft), ``fixed`` the inputs that are the same for every
         microbatch, ``each`` the parameters whose gradient has a buffer for each microbatch.
         """
-        chunk = self.joined(spec, wanted)
-        gradients = self.gradients(spec)
-        stay = [node for node in chunk.inputs if node.name in fixed]
-        vary = [node for node in chunk.inputs if node.name not in fixed]
+        chunk, gradients = self.joined(spec, wanted), self.gradients(spec)
+        stay = tuple(node for node in chunk.inputs if node.name in fixed)
+        vary = tuple(node for node in chunk.inputs if node.name not in fixed)
         every = {name: name in each for name in gradients.values()}
         outputs = tuple(node.name for node in chunk.outputs if node not in gradients)
-        key = (spec, outputs, tuple(node.name for node in stay), tuple(every.items()))
+        key = (spec, outputs, stay, tuple(every.items()))
         if key not in self._made:
-            unit_of = {node: i for i, unit in enumerate(spec) for node in self.graph(unit).calls}
-            chunk = ChunkGraph(chunk.phase, spread(chunk.calls, unit_of), (*stay, *vary), chunk.outputs)
-            graph = chunk.graph()
-            _add_in_place(graph, chunk, gradients, every, fuse=self._fuse)
-            settle(graph, self._device)
-            quicken(graph)
-            split(graph)
-            module = GraphModule(self.cut.joint.module, graph, f"Macro{spec[0].phase.name}")
-            self._made[key] = Macro(
-                boxed(module),
-                tuple(name for name, vary in every.items() if not vary),
-                tuple(node.name for node in stay),
-                tuple(node.name for node in vary),
-                tuple(name for name, vary in every.items() if vary),
-                outputs,
-            )
+            once, late = (tuple(name for name, varies in every.items() if varies == wants) for wants in (False, True))
+            call = self._call(spec, replace(chunk, inputs=(*stay, *vary)), every, outputs)
+            self._made[key] = Macro(call, once, _names(stay), _names(vary), late, outputs)
         return self._made[key]
+
+    def _call(self, spec: Spec, chunk: ChunkGraph, every: dict[str, bool], outputs: tuple[str, ...]) -> Boxed:
+        """Return an action's call: buffers of gradients that ``every`` has as False, the chunk's inputs, the other
+        buffers -> ``outputs``."""
+        unit_of = {node: i for i, unit in enumerate(spec) for node in self.graph(unit).calls}
+        chunk = replace(chunk, calls=spread(chunk.calls, unit_of))
+        graph = chunk.graph()
+        _add_in_place(graph, chunk, self.gradients(spec), every, fuse=self._fuse)
+        settle(graph, self._device)
+        quicken(graph)
+        split(graph)
+        return boxed(GraphModule(self.cut.joint.module, graph, f"Macro{spec[0].phase.name}"))
+
+
+def _names(nodes: Sequence[Node]) -> tuple[str, ...]:
+    return tuple(node.name for node in nodes)
 
 
 def _by_chunk(calls: Sequence[Node], chunks: Sequence[Sequence[Node]]) -> Iterator[Node]:
