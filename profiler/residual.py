@@ -1,8 +1,8 @@
 """What predictions miss, learnt from measured runs: few parameters, shrunk to none, with intervals.
 
-The logarithm of measured over predicted is a line in a few shares of the predicted step: a constant (everything is
-slower by some factor), and the shares of exposed communication, of bubble, and of collectives inside chunks (they may
-be off by more). Bayesian linear regression with a conjugate prior (Murphy 2012, section 7.6.3): weights are normal
+The logarithm of measured over predicted is a line in a few shares of the predicted step: that of a rank's own work and
+of waiting for it (by which compute is slower), and those of exposed communication, of bubble, and of collectives inside
+chunks. Communication has factors of its own, because what slows compute need not slow it. Bayesian linear regression with a conjugate prior (Murphy 2012, section 7.6.3): weights are normal
 around 0, so that without runs a prediction stays what it is, and the noise is inverse gamma, so that predictions are
 Student's t. A strategy whose chunks exchange is off in a way of its own (kind, size and place of each collective), so
 its noise is larger: it says less of the others, and they of it.
@@ -23,7 +23,7 @@ from profiler.student import quantile
 
 Floats: TypeAlias = NDArray[np.float64]
 FEATURES = ("exposed", "bubble", "inner")
-CONSTANT_SD, FEATURE_SD = 0.3, {0.1: 1.0, 2.0: 0.05}
+WORK_SD, FEATURE_SD = 0.3, {0.15: 1.0, 2.0: 0.05}
 """Standard deviations that weights are expected to have before any run. Of those for FEATURES, with how likely they are
 before, the one counts that is likelier after (MacKay 1992, "Bayesian interpolation"): few runs hardly tell one feature
 from another, many do."""
@@ -66,17 +66,18 @@ class Residual:
 
     def to_data(self) -> dict[str, float]:
         """Return the weights by name."""
-        names = ("constant", *FEATURES)
+        names = ("work", *FEATURES)
         return {name: float(weight) for name, weight in zip(names, self.mean, strict=True)}
 
 
 def _row(features: Mapping[str, float]) -> Sequence[float]:
-    return [1.0, *(features.get(name, 0.0) for name in FEATURES)]
+    work = 1.0 - features.get("exposed", 0.0) - features.get("inner", 0.0)
+    return [work, *(features.get(name, 0.0) for name in FEATURES)]
 
 
 def _fitted(x: Floats, y: Floats, sd: float) -> tuple[float, Residual]:
     """Return the logarithm of how likely the runs are, a constant left out, and the weights they give."""
-    prior = np.diag([(NOISE / each) ** 2 for each in (CONSTANT_SD, *[sd] * len(FEATURES))])  # in units of the noise
+    prior = np.diag([(NOISE / each) ** 2 for each in (WORK_SD, *[sd] * len(FEATURES))])  # in units of the noise
     precision: Floats = np.asarray(prior + x.T @ x, np.float64)
     mean = np.asarray(np.linalg.solve(precision, x.T @ y), np.float64)
     shape = (NOISE_RUNS + len(y)) / 2

@@ -17,7 +17,11 @@ WEIGHTS = (0.08, 0.4, -0.2, 0.3)
 def planted(chance: random.Random, noise: float, *, own: bool = True) -> Run:
     shares = {name: chance.uniform(0, 0.5) for name in FEATURES}
     noise *= hypot(1, INNER_NOISE / NOISE * shares["inner"]) if own else 1.0
-    log = WEIGHTS[0] + sum(w * shares[n] for w, n in zip(WEIGHTS[1:], FEATURES, strict=True)) + chance.gauss(0, noise)
+    log = (
+        WEIGHTS[0] * (1 - shares["exposed"] - shares["inner"])
+        + sum(w * shares[n] for w, n in zip(WEIGHTS[1:], FEATURES, strict=True))
+        + chance.gauss(0, noise)
+    )
     return run("x", exp(log), 1.0, **shares)
 
 
