@@ -1,11 +1,12 @@
 """What predictions miss, learnt from measured runs: few parameters, shrunk to none, with intervals.
 
 The logarithm of measured over predicted is a line in a few shares of the predicted step: that of a rank's own work and
-of waiting for it (by which compute is slower), and those of exposed communication, of bubble, and of collectives inside
-chunks. Communication has factors of its own, because what slows compute need not slow it. Bayesian linear regression with a conjugate prior (Murphy 2012, section 7.6.3): weights are normal
-around 0, so that without runs a prediction stays what it is, and the noise is inverse gamma, so that predictions are
-Student's t. A strategy whose chunks exchange is off in a way of its own (kind, size and place of each collective), so
-its noise is larger: it says less of the others, and they of it.
+of waiting for it (by which compute is slower), and those of exposed communication, of bubble, and of collectives
+inside chunks. Communication has factors of its own, because what slows compute need not slow it. Bayesian linear
+regression with a conjugate prior (Murphy 2012, section 7.6.3): weights are normal around 0, so that without runs a
+prediction stays what it is, and the noise is inverse gamma, so that predictions are Student's t. A strategy whose
+chunks exchange is off in a way of its own (kind, size and place of each collective), so its noise is larger: it says
+less of the others, and they of it.
 """
 
 from __future__ import annotations
