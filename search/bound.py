@@ -18,12 +18,14 @@ from piper_core.schedule.families import FAMILIES
 from piper_core.schedule.grid import Grid, Layout
 from search.cost.base import CostModel
 from search.floors import Floors
+from search.life import NONE
 from search.partial_bound import (
     COMPUTE_BYTES,
     GRADIENT_BYTES,
     OVERLAPPING,
     backward_s,
     compute_s,
+    overlaps,
     talk_s,
 )
 from search.replay import Times, numbered, replay
@@ -63,29 +65,34 @@ class Bounds(Floors):
         While collectives and compute overlap both are slower, so those that idle time does not hide lengthen the step.
         """
         family, shape = FAMILIES[config.schedule], self.shape(config)
-        overlapping, split, layout = config.schedule in OVERLAPPING, family.splits_backward, family.layout
+        overlapping, split, layout = overlaps(config), family.splits_backward, family.layout
         m = config.num_microbatches
         share = m / 2 if layout is Layout.BIDIRECTIONAL else m
         tails = not split and layout is Layout.LOOP
         ends = self._ends(config, shape, overlapping, split)
         enters = min(end.enter for end in ends if end.enter >= 0.0)
-        rows, held, best = self._busy(config, shape, overlapping, split), [0.0] * config.pp, 0.0
+        rows, best = self._busy(config, shape, overlapping, split), 0.0
+        waits, held, around = [NONE] * config.pp, 0.0, 0.0
         if gap is not None:
-            held = self.holding_s(config, overlapping, split, gap, capacity_bytes)
+            waits, held = self.waits(config, rows, overlapping, split, gap, capacity_bytes)
         slower = self.cost.overlap_slowdown - 1
-        for row, hold, end in zip(rows, held, ends, strict=True):
+        for row, wait, end in zip(rows, waits, ends, strict=True):
             before = max(enters + row.head, end.update)
             after = max(end.late, row.tail + ends[0].late) if tails else end.late
-            least = before + max(share * row.work, hold) + after
+            around += before + after
+            least = before + max(share * row.work, wait.hold) + after
+            if wait.fill or wait.drain:
+                busy = share * (row.compute if overlapping else row.work)
+                least = max(least, max(before, enters + wait.fill) + busy + wait.drain + after)
             idle = least - share * row.compute  # hides collectives for nothing
             least += slower * max(0.0, max(share * row.talk, end.talk) - idle)
             best = max(best, least, end.floor)
-        return best + self._norm_s(config)
+        return max(best, held + around / config.pp) + self._norm_s(config)
 
     def busy_bound(self, config: Configuration) -> float:
         """Return the part of :meth:`time_bound` that does not depend on the ZeRO stage: no reduction, no update."""
         family, shape = FAMILIES[config.schedule], self.shape(config)
-        overlapping, split, layout = config.schedule in OVERLAPPING, family.splits_backward, family.layout
+        overlapping, split, layout = overlaps(config), family.splits_backward, family.layout
         share = config.num_microbatches / (2 if layout is Layout.BIDIRECTIONAL else 1)
         tails = not split and layout is Layout.LOOP
         slower, best = self.cost.overlap_slowdown - 1, 0.0

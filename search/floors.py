@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from math import inf
 
+import numpy as np
+
 from piper_core.schedule.grid import Layout, rows_of_stage
+from search.life import MOST, Lives, Stages, Waits, lives_of
 from search.partial_bound import COMPUTE_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES
 from search.replay import numbered, peaks_of
-from search.row_parts import alive_chunks
+from search.row_parts import RowWork, alive_chunks, flows_of
 from search.shape import Shape, Shapes
 from search.space import Configuration
+from search.stage_costs import PhaseSeconds, shards_of
 
 
 class Floors(Shapes):
@@ -57,67 +63,73 @@ class Floors(Shapes):
         return worst + self.context_bytes
 
     def any_order_floor(self, config: Configuration, gap: float = 0.0) -> float:
-        """Return bytes that the fullest row needs at least under any order: static state, and one microbatch at the
-        smallest of its stages, with the least workspace, which are there when its backward begins."""
+        """Return bytes that the fullest row needs at least under any order: static state, and one microbatch at all of
+        its stages that this one passes, with the workspace of the backward that begins then."""
         shape = self.shape(config)
-        rows = zip(self._static(config, shape), self.held(config, shape).least_held, strict=True)
-        return max(static + (1 + gap) * least for static, least in rows) + self.context_bytes
+        rows = zip(self._static(config, shape), self.held(config, shape).one, strict=True)
+        return max(static + (1 + gap) * one for static, one in rows) + self.context_bytes
 
-    def holding_s(
-        self, config: Configuration, overlapping: bool, split: bool, gap: float, capacity_bytes: float
-    ) -> list[float]:
-        """Return, for each row, seconds that it holds activations for at least, in any order that fits.
+    def waits(
+        self, config: Configuration, work: Sequence[RowWork], overlapping: bool, split: bool, gap: float,
+        capacity_bytes: float,
+    ) -> tuple[list[Waits], float]:  # fmt: skip
+        """Return, for each row, what memory costs in any order that fits, at least, and how long all rows hold
+        activations on average; ``inf`` where not even one microbatch fits.
 
-        A microbatch's activations of a stage are there from the start of its forward to the end of its backward, and in
-        between it passes every later stage twice. Of an overlap group, a forward and a backward, they are there to its
-        start alone, but the forward that comes in their place waits for the backward too. What is held at once leaves
-        room for the workspace of the backward that frees some of it. So bytes times seconds, added up over microbatches
-        and stages, take that room at least so long; and so many at once, of those that hold least. ``inf`` where not
-        even one microbatch fits.
+        What is held at once leaves room for the workspace of the backward that frees some of it, but where that was
+        through before (BI).
         """
         shape = self.shape(config)
-        mine = self.held(config, shape)
+        mine, lives = self.held(config, shape), self._lives(config, shape, overlapping, split)
         share = config.num_microbatches / (2 if config.layout is Layout.BIDIRECTIONAL else 1)
-        least = []
-        for (bytes_s, seconds), static, row, one in zip(
-            self._lives(config, shape, overlapping, split), self._static(config, shape), shape.mine, mine.least_saved,
-            strict=True,
-        ):  # fmt: skip
-            room = (capacity_bytes - self.context_bytes - static) / (1 + gap)
-            room -= min([mine.workspace[s] for s in row])
-            if room < one:
-                least.append(inf)
-            else:
-                least.append(share * max(bytes_s / room, seconds / int(min(room / one, share * len(row)))))
-        return least
+        static = self._static(config, shape)
+        rooms = [(capacity_bytes - self.context_bytes - each) / (1 + gap) for each in static]
+        if any(room < one for room, one in zip(rooms, mine.one, strict=True)):
+            return [Waits(inf, inf, inf)] * len(rooms), inf
+        found = []
+        for life, busy, row, more in zip(lives.rows, work, shape.mine, rooms, strict=True):
+            room = more - min([mine.workspace[s] for s in row])
+            fill, drain = life.fill(room), life.drain(more)
+            if fill > 0.0 < drain and share * life.forward_work <= room * life.forward_rate:
+                fill, drain = max(fill, drain), 0.0  # all forwards may come first
+            found.append(Waits(share * life.seconds(room, busy.work), max(0.0, fill), max(0.0, drain)))
+        mean = 0.0
+        if split:
+            for places in range(MOST + 1):
+                weights = sum([life.weigh(room, places) for life, room in zip(lives.rows, rooms, strict=True)])
+                mean = max(mean, weights + lives.delays.weigh(np.asarray(rooms), places))
+        return found, share * mean / len(rooms)
 
-    def _lives(self, config: Configuration, shape: Shape, overlapping: bool, split: bool) -> list[tuple[float, float]]:
-        """Return, for each row, what its stages' microbatches hold at least: (bytes times seconds, seconds)."""
+    def _lives(self, config: Configuration, shape: Shape, overlapping: bool, split: bool) -> Lives:
+        """Return what rows hold of a microbatch."""
         known = shape.lives.get((overlapping, split))
         if known is None:
-            exchange = not overlapping
             rows = rows_of_stage(config.layout, config.pp, config.virtual_stages)
-            forward = [piece.forward(exchange=exchange) for piece in shape.stages]
-            backward = [
-                (piece.input_backward if split else piece.backward)(exchange=exchange) for piece in shape.stages
-            ]
-            beyond, later = [0.0] * len(rows), 0.0
-            for s in range(len(rows) - 2, -1, -1):
-                hop = rows[s] != rows[s + 1] or len(rows[s]) > 1
-                later += forward[s + 1] + backward[s + 1] + (2 * shape.message_s if hop else 0.0)
-                beyond[s] = later
-            saved, known = self.held(config, shape).saved, []
-            for row in shape.mine:
-                least, lightest = min([backward[s] for s in row]), min([saved[s] for s in row])
-                bytes_s = seconds = 0.0
-                for s in row:
-                    own = 0.0 if overlapping else backward[s]
-                    waits = max(0.0, least - beyond[s]) if overlapping else 0.0
-                    bytes_s += saved[s] * (forward[s] + beyond[s] + own) + lightest * waits
-                    seconds += forward[s] + beyond[s] + own + waits
-                known.append((bytes_s, seconds))
-            shape.lives[overlapping, split] = known
+            hop = [shape.message_s if a != b or len(a) > 1 else 0.0 for a, b in pairwise(rows)]
+            held, exchange = self.held(config, shape), not overlapping
+            backward = PhaseSeconds.input_backward if split else PhaseSeconds.backward
+            stages = Stages(
+                held.saved, held.stash, [s.forward() for s in shape.stages], [backward(s) for s in shape.stages], hop,
+                self._rest(config, shape),
+                [s.forward(exchange=exchange) for s in shape.stages],
+                [backward(s, exchange=exchange) for s in shape.stages],
+                [s.weight_backward(exchange=exchange) if split else 0.0 for s in shape.stages],
+            )  # fmt: skip
+            known = shape.lives[overlapping, split] = lives_of(
+                [flows_of(config.layout, row) for row in shape.mine], stages, overlapping=overlapping
+            )
         return known
+
+    def _rest(self, config: Configuration, shape: Shape) -> list[float]:
+        """Return the seconds from when the second piece of a forward may start, in turns with those of a backward, to
+        the forward's end, by stage; what its outermost chunks exchange may be through before, or come after."""
+        embed, layer, head = self.costs.outer(shards_of(config), config.micro_batch)
+        found, last = [], len(shape.stages) - 1
+        for s, piece in enumerate(shape.stages):
+            ends = [layer, *([embed] if s == 0 else []), *([head] if s == last else [])]
+            exchange = piece.f_exchange - sum([end.f_exchange for end in ends])
+            found.append(max(0.0, piece.f - sum([end.f for end in ends])) + max(0.0, exchange))
+        return found
 
     def memory_of_order(self, config: Configuration, gap: float = 0.0) -> float:
         """Return bytes that the fullest row needs at least under the order that its family emits (level 2)."""

@@ -30,6 +30,7 @@ class PartialBounds:
         (self._layers,) = costs.composition((costs.model.layers,))
         self.numel = lru_cache(maxsize=None)(self._numel)
         self.saved = lru_cache(maxsize=None)(self._saved)
+        self.stash = lru_cache(maxsize=None)(self._stash)
 
     # what a row holds ----------------------------------------------------------------------------------------------
 
@@ -41,22 +42,28 @@ class PartialBounds:
     def _saved(self, shard: Shards, policy: Recompute) -> tuple[float, list[float], float]:
         """Return the bytes that (embedding, one layer of each kind, head) keep of a sequence from F to the backward."""
 
-        def size(each: Saved) -> float:
-            return (each.sharded / shard.tp + each.replicated / (shard.tp if shard.sequence else 1)) / shard.cp
-
         def kept(chunks: list[Chunk], policy: Recompute) -> float:
             match policy:
                 case Recompute.NONE:
-                    return sum(size(c.saved) for c in chunks)
+                    return sum(_size(c.saved, shard) for c in chunks)
                 case Recompute.SELECTIVE:
-                    return sum(size(c.saved_selective if c.region is Region.ATTENTION else c.saved) for c in chunks)
+                    saved = [c.saved_selective if c.region is Region.ATTENTION else c.saved for c in chunks]
+                    return sum(_size(each, shard) for each in saved)
                 case Recompute.FULL:
-                    return size(chunks[0].saved_full)
+                    return _size(chunks[0].saved_full, shard)
                 case _:
                     assert_never(policy)
 
         layers = [kept(kind, policy) for kind in self.costs.kinds]
         return kept(self.costs.first, Recompute.NONE), layers, kept(self.costs.last, Recompute.NONE)
+
+    def _stash(self, shard: Shards) -> tuple[float, list[float], float]:
+        """Return the bytes that (embedding, one layer of each kind, head) keep of a sequence from BI to BW."""
+        first, *layers, last = (
+            sum(_size(chunk.stash, shard) for chunk in chunks)
+            for chunks in (self.costs.first, *self.costs.kinds, self.costs.last)
+        )
+        return first, layers, last
 
     # partial assignments -------------------------------------------------------------------------------------------
 
@@ -74,7 +81,7 @@ class PartialBounds:
         some = policy == SOME or policy.isdecimal()
         whole, layers = self._whole(part), self._layers
         again = NOTHING if some or policy == Recompute.NONE else self._again(shard, b, policy)
-        size, exchange = self._state(part), part.schedule not in OVERLAPPING
+        size, exchange = self._state(part), not overlaps(part)
         size += (1 + gap) * b * self.costs.last[-1].workspace_bytes / (part.tp * part.cp)
         each, more = (1 + gap) * b, 0.0
         saved = self._saved_of_model(shard, Recompute.NONE if some else Recompute(policy), layers) * each
@@ -105,7 +112,7 @@ class PartialBounds:
     def _work(self, whole: PhaseSeconds, part: Configuration) -> float:
         """Return the seconds of one microbatch on one row that does it all, or on the busier of the streams of its
         inner collectives, where overlap groups may hide them."""
-        exchange = part.schedule not in OVERLAPPING
+        exchange = not overlaps(part)
         compute = whole.forward(exchange=exchange) + min(backward_s(whole, split, exchange) for split in (False, True))
         return max(compute, talk_s(whole, part))
 
@@ -132,6 +139,16 @@ class PartialBounds:
         freed = [(none - full) * b * (1 + gap) for none, full in pairs]
         spent = [each.r + (each.r_exchange if exchange else 0.0) for each in again]
         return min((s / size for s, size in zip(spent, freed, strict=True) if size > 0), default=0.0)
+
+
+def _size(each: Saved, shard: Shards) -> float:
+    """Return the bytes of a sequence's activation on one rank."""
+    return (each.sharded / shard.tp + each.replicated / (shard.tp if shard.sequence else 1)) / shard.cp
+
+
+def overlaps(config: Configuration) -> bool:
+    """Say whether overlap groups may hide collectives inside a forward or backward: there are both."""
+    return config.schedule in OVERLAPPING and config.tp * config.ep * config.cp > 1
 
 
 def total(sizes: Sequence[float], counts: Sequence[int]) -> float:

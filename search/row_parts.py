@@ -100,6 +100,11 @@ def stages_of_row(layout: Layout, pp: int, v: int) -> tuple[tuple[int, ...], ...
     return tuple(map(tuple, held))
 
 
+def flows_of(layout: Layout, row: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Return the stages of a row, those apart that different microbatches pass."""
+    return tuple((s,) for s in row) if layout is Layout.BIDIRECTIONAL else (row,)
+
+
 @cache
 def alive_chunks(schedule: str, pp: int, m: int, v: int) -> tuple[int, ...]:
     """Return how many (stage, microbatch) each row keeps alive at least at its fullest, between F and B or BI.

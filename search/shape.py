@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from piper_core.names import Recompute
+from search.life import Lives
 from search.partial_bound import PartialBounds, total
-from search.row_parts import RowEnd, RowParameters, RowWork, stages_of_row, sum_parameters
+from search.row_parts import RowEnd, RowParameters, RowWork, flows_of, stages_of_row, sum_parameters
 from search.space import Configuration
 from search.stage_costs import PhaseSeconds, shards_of
 
@@ -15,13 +16,15 @@ from search.stage_costs import PhaseSeconds, shards_of
 @dataclass(slots=True)
 class Held:
     """What stages hold, in elements and bytes: parameters of a rank, activations of a microbatch, the workspace with
-    which a backward begins; of each row the least of its stages' activations (with workspace: ``least_held``)."""
+    which a backward begins, what stays from BI to BW; of each row the least of its stages' activations, and the most
+    that one microbatch holds there when a backward begins (``one``)."""
 
     numel: list[RowParameters]
     saved: list[float]
     workspace: list[float]
+    stash: list[float]
     least_saved: list[float]
-    least_held: list[float]
+    one: list[float]
     static: dict[int, list[float]] = field(default_factory=dict)
 
 
@@ -38,7 +41,7 @@ class Shape:
     held: Held | None = None
     ends: dict[tuple[int, bool, bool], list[RowEnd]] = field(default_factory=dict)
     busy: dict[tuple[bool, bool], list[RowWork]] = field(default_factory=dict)
-    lives: dict[tuple[bool, bool], list[tuple[float, float]]] = field(default_factory=dict)
+    lives: dict[tuple[bool, bool], Lives] = field(default_factory=dict)
 
 
 class Shapes(PartialBounds):
@@ -69,8 +72,9 @@ class Shapes(PartialBounds):
             numel[-1] = numel[-1] + head
             saved, workspace = self._saved_of_stages(config, shape), self._workspaces(config, shape)
             least = [min([saved[s] for s in row]) for row in shape.mine]
-            first = [one + min([workspace[s] for s in row]) for one, row in zip(least, shape.mine, strict=True)]
-            shape.held = Held(numel, saved, workspace, least, first)
+            one = [max([sum([saved[t] for t in flow if t <= s]) + workspace[s]
+                        for flow in flows_of(config.layout, row) for s in flow]) for row in shape.mine]  # fmt: skip
+            shape.held = Held(numel, saved, workspace, self._stashes(config, shape), least, one)
         return shape.held
 
     def _saved_of_stages(self, config: Configuration, shape: Shape) -> list[float]:
@@ -88,6 +92,15 @@ class Shapes(PartialBounds):
         saved[0] += first
         saved[-1] += last
         return [size * config.micro_batch for size in saved]
+
+    def _stashes(self, config: Configuration, shape: Shape) -> list[float]:
+        """Return the bytes that each stage keeps of a microbatch from BI to BW."""
+        first, each, last = self.stash(shards_of(config))
+        sizes = {kinds: total(each, kinds) for kinds in set(shape.kinds)}
+        stash = [sizes[kinds] for kinds in shape.kinds]
+        stash[0] += first
+        stash[-1] += last
+        return [size * config.micro_batch for size in stash]
 
     def _workspaces(self, config: Configuration, shape: Shape) -> list[float]:
         """Return, for each stage, the largest transient of the first chunk of its backward, when all is still held."""

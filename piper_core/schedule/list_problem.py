@@ -165,8 +165,10 @@ def pipeline_problem(
 
 def to_grid(problem: ListProblem, order: Order) -> Grid:
     """Return an order as a schedule of single-action slots."""
-    key = problem.key
-    actions = (
-        tuple((Action(key[t][0], KIND_OF_PHASE[Phase(key[t][1])], key[t][2]),) for t in tasks) for tasks in order
-    )
-    return Grid(tuple(actions))
+    return Grid(tuple(tuple((action_of(problem, t),) for t in tasks) for tasks in order))
+
+
+def action_of(problem: ListProblem, task: int) -> Action:
+    """Return the action that a task stands for."""
+    stage, phase, microbatch = problem.key[task]
+    return Action(stage, KIND_OF_PHASE[Phase(phase)], microbatch)

@@ -67,7 +67,8 @@ def opening(dag: Dag, found: Macros, position: Ints) -> Opening:
     """Return the units of compute of a plan.
 
     A macro opens where a bucket is gathered for it or its gradient is reduced after it (see ``_cuts``), so that the
-    collective can overlap; members of an overlap group open around their inner collectives, and take turns.
+    collective can overlap; members of an overlap group open around their inner collectives, and take turns (see
+    ``_turns``).
     """
     k = len(found)
     opened: dict[int, Ints] = {}
@@ -175,6 +176,22 @@ def _whole_spans(dag: Dag, found: Macros) -> dict[tuple[int, Phase, int], frozen
     return {(stage, phase, -1): frozenset(chunks) for (stage, phase), chunks in held.items()}
 
 
+def _turns(members: list[list[bool]]) -> list[tuple[int, int]]:
+    """Return (member, piece) in the order in which the pieces of an overlap group are taken, given which compute.
+
+    The i-th of n that compute comes at (2 i + 1) / 2 n of the way, ties in the order of members; collectives follow
+    what computes before them. So as few as can be of one member come one after the other, where nothing hides the
+    collective between them.
+    """
+    keys = []
+    for turn, computes in enumerate(members):
+        halves, past = 2 * sum(computes), -1
+        for i, compute in enumerate(computes):
+            past += 2 * compute
+            keys.append((past / halves, turn, i))
+    return [(turn, i) for _, turn, i in sorted(keys)]
+
+
 class _Opener:
     """Cuts macros by template: macros of one (stage, phase) with the same cuts have the same pieces."""
 
@@ -220,25 +237,17 @@ class _Opener:
         is_compute = np.ones(count, np.bool_)
         phase, label = np.zeros(count, np.int32), np.full(count, -1, np.int32)
         phase[: len(whole)] = found.phase[whole]
-        turn, base, among = self._turns()
         for m, (first, kinds) in pieces.items():
-            for i, (compute, name) in enumerate(kinds):
-                is_compute[first + i], label[first + i] = compute, name
-                place[first + i] = base.get(m, self.position[m]) * scale + i * among.get(m, 1) + turn.get(m, 0)
-            phase[first : first + len(kinds)] = found.phase[m]
+            mine = slice(first, first + len(kinds))
+            is_compute[mine], label[mine] = zip(*kinds, strict=True)
+            place[mine] = self.position[m] * scale + np.arange(len(kinds))
+            phase[mine] = found.phase[m]
+        for group in self.overlapped:
+            base = min(int(self.position[m]) for m in group) * scale
+            for rank, (turn, i) in enumerate(_turns([[compute for compute, _ in pieces[m][1]] for m in group])):
+                place[pieces[group[turn]][0] + i] = base + rank
         parts = tuple((stage, kind, tuple(sets)) for (stage, kind), sets in sorted(self.parts.items()))
         return Opening(of, place, is_compute, phase, label, tuple(self.labels), parts, self.spans)
-
-    def _turns(self) -> tuple[dict[int, int], dict[int, int], dict[int, int]]:
-        """Return each overlapped macro's turn, the position its group starts at, and the group's size."""
-        turn: dict[int, int] = {}
-        base: dict[int, int] = {}
-        among: dict[int, int] = {}
-        for group in self.overlapped:
-            first = min(int(self.position[m]) for m in group)
-            for i, m in enumerate(group):
-                turn[m], base[m], among[m] = i, first, len(group)
-        return turn, base, among
 
     def _template(self, m: int) -> tuple[Ints, list[tuple[bool, int]]]:
         """Return the piece of each of a macro's nodes (in sorted order), and (is compute, label) of each piece."""

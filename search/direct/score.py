@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from piper_core.arch.chunk import ModelChunks
 from piper_core.arch.record import Architecture
 from piper_core.names import Sync
@@ -21,7 +19,7 @@ from search.direct.prices import Prices
 from search.direct.shape import Steps
 from search.evaluate import Evaluation, score
 from search.hosts import with_hosts
-from search.list_order import list_grid
+from search.list_order import list_grids
 from search.simulator.run import simulate
 from search.space import Configuration
 from search.stage_costs import mesh_of
@@ -40,7 +38,6 @@ class Direct:
         self.steps = (
             None if kinds is None else Steps(kinds, Prices(kinds, cost, cluster.gpus_per_node), model.dtype_bytes)
         )
-        self.grid = lru_cache(maxsize=64)(self._grid)
         self._flops = architecture.model_flops_per_token(model.seq_len)
 
     def covers(self, config: Configuration) -> bool:
@@ -59,8 +56,8 @@ class Direct:
         way, _ = self.steps.prices.ways(mesh_of(config), config.pp)
         return len(set(way)) == 1
 
-    def build(self, config: Configuration) -> Built:
-        """Return the plan of a configuration, with the seconds of its actions.
+    def build(self, config: Configuration, order: Order | None = None) -> Built:
+        """Return the plan of a configuration, with the seconds of its actions; under its own order unless one is given.
 
         Raises:
             InfeasibleError: the list scheduler finds no order that keeps the memory of some row.
@@ -68,7 +65,7 @@ class Direct:
         assert self.steps is not None
         counts, _ = self.bounds.costs.of(config)
         bucket = self.bounds.bucket_mib(config.tp, config.ep, config.bucket)
-        order = self.order(config)
+        order = order or self.order(config)
         return build(self.steps.of(config, counts, bucket, order), order, self.steps.prices, self.sync)
 
     def order(self, config: Configuration) -> Order:
@@ -78,21 +75,31 @@ class Direct:
             return order_of(self.grid(config), config.stages, m)
         return family_order(config.schedule, config.pp, m, v, config.stages)
 
-    def _grid(self, config: Configuration) -> Grid:
-        """Return the list scheduler's order, which takes it longer than all else here.
+    def grid(self, config: Configuration) -> Grid:
+        """Return the list scheduler's order, the quickest of several that fit. It is kept with the bounds: bucket,
+        prefetch and streams do not change it.
 
         Raises:
             InfeasibleError: no order keeps the memory of some row.
         """
-        return list_grid(config, self.bounds)
+        plain, orders = config.plain, self.bounds.orders
+        if plain not in orders:
+            grids = list_grids(plain, self.bounds)
 
-    def assess(self, config: Configuration) -> Evaluation:
-        """Simulate a configuration and count its memory.
+            def rank(grid: Grid) -> tuple[bool, float]:
+                found = self.assess(plain, order_of(grid, plain.stages, plain.num_microbatches)).score
+                return found.fits != "yes", found.step_time_s
+
+            orders[plain] = min(grids, key=rank) if len(grids) > 1 and self.covers(plain) else grids[0]
+        return orders[plain]
+
+    def assess(self, config: Configuration, order: Order | None = None) -> Evaluation:
+        """Simulate a configuration, under its own order unless one is given, and count its memory.
 
         Raises:
             InfeasibleError: as :meth:`build`; PlanError: the plan would not run.
         """
-        built = self.build(config)
+        built = self.build(config, order)
         seconds = with_hosts(built.plan, built.seconds, self.cost.host_s)
         simulation = simulate(built.plan, seconds, slowdown=self.cost.overlap_slowdown)
         used = memory(built, simulation, self.cluster.device, self.model.dtype_bytes)

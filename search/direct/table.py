@@ -128,6 +128,14 @@ def macros_of(step: Step, order: Order, table: Table) -> Macros:
     place = np.asarray(order.position[macro] * scale + local, np.float64)
     turns = np.flatnonzero(step.overlapped[macro])
     if len(turns):
+        computes = np.cumsum(table.queue[table.start[where][macro] + local] < 0)
+        before = np.concatenate([[0], computes])[base]
+        past = 2 * (computes - before[macro]) - 1
+        halves = 2 * (np.concatenate([before[1:], computes[-1:]]) - before)
         mine = macro[turns]
-        place[turns] = order.group[mine] * scale + local[turns] * order.among[mine] + order.turn[mine]
+        first = order.row[mine].astype(np.int64) * (int(order.position.max()) + 1) + order.group[mine]
+        by = np.lexsort((local[turns], order.turn[mine], past[turns] / halves[mine], first))
+        starts = np.flatnonzero(np.r_[True, first[by][1:] != first[by][:-1]])
+        rank = np.arange(len(by)) - np.repeat(starts, np.diff(np.r_[starts, len(by)]))
+        place[turns[by]] = order.group[mine[by]] * scale + rank
     return Macros(variant, base, macro, table.start[where][macro] + local, place)

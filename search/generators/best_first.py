@@ -209,7 +209,8 @@ class BestFirst:
         if first < len(leaves):
             if first + 1 < len(leaves):
                 self._more[leaves[first]] = leaves[first + 1 :]
-            heappush(self._heap, (max(bound, bounds.time_bound(leaves[first])), _WHOLE, leaves[first]))
+            least = bounds.time_bound(leaves[first], self.gap, self.capacity)
+            heappush(self._heap, (max(bound, least), _WHOLE, leaves[first]))
 
     def _other_orders(self, leaves: list[Configuration], zeros: list[int], bound: float) -> None:
         """Let the orders that no family emits count for :meth:`any_order_bound`, of leaves that recompute more and
