@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from itertools import accumulate
 from math import ceil, inf
+
+import numpy as np
 
 from piper_core.arch.chunk import Chunk
 from piper_core.names import Collective
@@ -18,21 +19,16 @@ from piper_core.schedule.families import FAMILIES
 from piper_core.schedule.grid import Grid, Layout
 from search.cost.base import CostModel
 from search.floors import Floors
-from search.life import NONE
 from search.partial_bound import (
     COMPUTE_BYTES,
     GRADIENT_BYTES,
     OVERLAPPING,
-    backward_s,
-    compute_s,
     overlaps,
-    talk_s,
 )
 from search.replay import Times, numbered, replay
 from search.row_parts import (
-    RowEnd,
+    RowEnds,
     RowParameters,
-    RowWork,
     StageSync,
     count_parameters,
     everyone,
@@ -69,70 +65,54 @@ class Bounds(Floors):
         m = config.num_microbatches
         share = m / 2 if layout is Layout.BIDIRECTIONAL else m
         tails = not split and layout is Layout.LOOP
-        ends = self._ends(config, shape, overlapping, split)
-        enters = min(end.enter for end in ends if end.enter >= 0.0)
-        rows, best = self._busy(config, shape, overlapping, split), 0.0
-        waits, held, around = [NONE] * config.pp, 0.0, 0.0
-        if gap is not None:
-            waits, held = self.waits(config, rows, overlapping, split, gap, capacity_bytes)
+        ends, rows = self._ends(config, shape, overlapping, split), self._busy(config, shape, overlapping, split)
+        before = np.maximum(ends.enter + rows.head, ends.update)
+        after = np.maximum(ends.late, rows.tail + ends.late[0]) if tails else ends.late
+        work, compute, best = share * rows.work, share * rows.compute, 0.0
+        if gap is None:
+            least = before + work + after
+        else:
+            waits = self.waits(config, rows, overlapping, split, gap, capacity_bytes)
+            alone = compute if overlapping else work
+            least = np.maximum(
+                before + np.maximum(work, waits.hold), np.maximum(before, ends.enter + waits.fill) + alone + waits.drain
+            ) + after  # fmt: skip
+            best = waits.mean + float((before + after).mean())
+        idle = least - compute  # hides collectives for nothing
         slower = self.cost.overlap_slowdown - 1
-        for row, wait, end in zip(rows, waits, ends, strict=True):
-            before = max(enters + row.head, end.update)
-            after = max(end.late, row.tail + ends[0].late) if tails else end.late
-            around += before + after
-            least = before + max(share * row.work, wait.hold) + after
-            if wait.fill or wait.drain:
-                busy = share * (row.compute if overlapping else row.work)
-                least = max(least, max(before, enters + wait.fill) + busy + wait.drain + after)
-            idle = least - share * row.compute  # hides collectives for nothing
-            least += slower * max(0.0, max(share * row.talk, end.talk) - idle)
-            best = max(best, least, end.floor)
-        return max(best, held + around / config.pp) + self._norm_s(config)
+        least = least + slower * np.maximum(0.0, np.maximum(share * rows.talk, ends.talk) - idle)
+        return max(best, float(np.maximum(least, ends.floor).max())) + self._norm_s(config)
 
     def busy_bound(self, config: Configuration) -> float:
         """Return the part of :meth:`time_bound` that does not depend on the ZeRO stage: no reduction, no update."""
         family, shape = FAMILIES[config.schedule], self.shape(config)
         overlapping, split, layout = overlaps(config), family.splits_backward, family.layout
         share = config.num_microbatches / (2 if layout is Layout.BIDIRECTIONAL else 1)
-        tails = not split and layout is Layout.LOOP
-        slower, best = self.cost.overlap_slowdown - 1, 0.0
-        for row in self._busy(config, shape, overlapping, split):
-            least = row.head + share * row.work + (row.tail if tails else 0.0)
-            best = max(best, least + slower * max(0.0, share * (row.talk + row.compute) - least))
-        return best
+        rows = self._busy(config, shape, overlapping, split)
+        least = rows.head + share * rows.work
+        if not split and layout is Layout.LOOP:
+            least = least + rows.tail
+        slower = self.cost.overlap_slowdown - 1
+        return float((least + slower * np.maximum(0.0, share * (rows.talk + rows.compute) - least)).max())
 
     def _norm_s(self, config: Configuration) -> float:
         return self.cost.collective_s(Collective.ALL_REDUCE, 4.0, everyone(config.pp * config.row_size))
 
-    def _busy(self, config: Configuration, shape: Shape, overlapping: bool, split: bool) -> list[RowWork]:
-        """Return what each row does itself."""
-        known = shape.busy.get((overlapping, split))
-        if known is None:
-            exchange = not overlapping
-            each = {at: (s.forward(exchange=exchange), backward_s(s, split, exchange), s.backward(), compute_s(s),
-                            talk_s(s, config)) for at, s in {id(s): s for s in shape.stages}.items()}  # fmt: skip
-            forward, backward, whole, compute, talk = zip(*(each[id(s)] for s in shape.stages), strict=True)
-            before = [0.0, *accumulate([f + shape.message_s for f in forward])]
-            after = [0.0, *accumulate([b + shape.message_s for b in whole])]
-            known = []
-            for row in shape.mine:
-                inner = sum([talk[s] for s in row])
-                work = max(sum([forward[s] + backward[s] for s in row]), inner)
-                hidden = inner if overlapping else 0.0
-                known.append(RowWork(before[row[0]], work, after[row[0]], sum([compute[s] for s in row]), hidden))
-            shape.busy[overlapping, split] = known
-        return known
-
-    def _ends(self, config: Configuration, shape: Shape, overlapping: bool, split: bool) -> list[RowEnd]:
+    def _ends(self, config: Configuration, shape: Shape, overlapping: bool, split: bool) -> RowEnds:
         """Return, for each row, what data parallelism and the update add at least."""
         key = config.zero, split, overlapping
         known = shape.ends.get(key)
         if known is None:
-            known = [self._end(config, shape, row, overlapping, split) for row in range(config.pp)]
+            found = [self._end(config, shape, row, overlapping, split) for row in range(config.pp)]
+            enter, *columns = zip(*found, strict=True)
+            known = RowEnds(min(at for at in enter if at >= 0.0), *map(np.asarray, columns))
             shape.ends[key] = known
         return known
 
-    def _end(self, config: Configuration, shape: Shape, row: int, overlapping: bool, split: bool) -> RowEnd:
+    def _end(
+        self, config: Configuration, shape: Shape, row: int, overlapping: bool, split: bool
+    ) -> tuple[float, float, float, float, float]:
+        """Return the columns of :class:`RowEnds` for one row; it enters at -1 where the first stage is on another."""
         m, zero, held = config.num_microbatches, config.zero, shape.mine[row]
         sync = self._syncs(config, shape, row)
         update = sum([each.update for each in sync.values()])
@@ -149,7 +129,7 @@ class Bounds(Floors):
                 return shape.stages[s].weight_backward() if split else shape.stages[s].backward()
 
             late = min([max(each.first_reduce, each.reduce - hidden(s)) for s, each in sync.items()])
-        return RowEnd(enter, update, floor, late, max(gathers, reductions))
+        return enter, update, floor, late, max(gathers, reductions)
 
     def _syncs(self, config: Configuration, shape: Shape, row: int) -> dict[int, StageSync]:
         """Return what each stage of a row updates and communicates for data parallelism."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 from math import inf
 
 import numpy as np
 
 from piper_core.schedule.grid import Layout, rows_of_stage
-from search.life import MOST, Lives, Stages, Waits, lives_of
-from search.partial_bound import COMPUTE_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES
+from search.life import Lives, Stages, Waits, lives_of
+from search.partial_bound import COMPUTE_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES, backward_s, compute_s, talk_s
 from search.replay import numbered, peaks_of
 from search.row_parts import RowWork, alive_chunks, flows_of
 from search.shape import Shape, Shapes
@@ -69,12 +68,34 @@ class Floors(Shapes):
         rows = zip(self._static(config, shape), self.held(config, shape).one, strict=True)
         return max(static + (1 + gap) * one for static, one in rows) + self.context_bytes
 
+    def _busy(self, config: Configuration, shape: Shape, overlapping: bool, split: bool) -> RowWork:
+        """Return what each row does itself."""
+        known = shape.busy.get((overlapping, split))
+        if known is None:
+            exchange = not overlapping
+            number, kinds = dict[int, int](), list[tuple[float, ...]]()
+            for s in shape.stages:
+                if id(s) not in number:
+                    number[id(s)] = len(kinds)
+                    kinds.append((s.forward(exchange=exchange), backward_s(s, split, exchange), s.backward(),
+                                  compute_s(s), talk_s(s, config)))  # fmt: skip
+            each = np.asarray(kinds)[[number[id(s)] for s in shape.stages]]
+            passed = np.vstack([np.zeros(5), np.cumsum(each + shape.message_s, axis=0)])
+            first = [row[0] for row in shape.mine]
+            share = each[np.concatenate(shape.mine)]
+            starts = np.cumsum([0, *map(len, shape.mine[:-1])])
+            forward, backward, _, compute, talk = np.add.reduceat(share, starts).T
+            work = np.maximum(forward + backward, talk)
+            known = RowWork(
+                passed[first, 0], work, passed[first, 2], compute, talk if overlapping else np.zeros(len(first))
+            )
+            shape.busy[overlapping, split] = known
+        return known
+
     def waits(
-        self, config: Configuration, work: Sequence[RowWork], overlapping: bool, split: bool, gap: float,
-        capacity_bytes: float,
-    ) -> tuple[list[Waits], float]:  # fmt: skip
-        """Return, for each row, what memory costs in any order that fits, at least, and how long all rows hold
-        activations on average; ``inf`` where not even one microbatch fits.
+        self, config: Configuration, work: RowWork, overlapping: bool, split: bool, gap: float, capacity_bytes: float
+    ) -> Waits:
+        """Return what memory costs rows in any order that fits, at least; ``inf`` where not even one microbatch fits.
 
         What is held at once leaves room for the workspace of the backward that frees some of it, but where that was
         through before (BI).
@@ -82,23 +103,18 @@ class Floors(Shapes):
         shape = self.shape(config)
         mine, lives = self.held(config, shape), self._lives(config, shape, overlapping, split)
         share = config.num_microbatches / (2 if config.layout is Layout.BIDIRECTIONAL else 1)
-        static = self._static(config, shape)
-        rooms = [(capacity_bytes - self.context_bytes - each) / (1 + gap) for each in static]
-        if any(room < one for room, one in zip(rooms, mine.one, strict=True)):
-            return [Waits(inf, inf, inf)] * len(rooms), inf
-        found = []
-        for life, busy, row, more in zip(lives.rows, work, shape.mine, rooms, strict=True):
-            room = more - min([mine.workspace[s] for s in row])
-            fill, drain = life.fill(room), life.drain(more)
-            if fill > 0.0 < drain and share * life.forward_work <= room * life.forward_rate:
-                fill, drain = max(fill, drain), 0.0  # all forwards may come first
-            found.append(Waits(share * life.seconds(room, busy.work), max(0.0, fill), max(0.0, drain)))
-        mean = 0.0
-        if split:
-            for places in range(MOST + 1):
-                weights = sum([life.weigh(room, places) for life, room in zip(lives.rows, rooms, strict=True)])
-                mean = max(mean, weights + lives.delays.weigh(np.asarray(rooms), places))
-        return found, share * mean / len(rooms)
+        static = np.asarray(self._static(config, shape))
+        more = (capacity_bytes - self.context_bytes - static) / (1 + gap)
+        if (more < mine.one).any():
+            return Waits(np.full(len(more), inf), inf, inf, inf)
+        room = more - mine.least_workspace
+        fill, drain = lives.fill(room), lives.drain(more)
+        both = (fill > 0.0) & (drain > 0.0) & (share * lives.forward_work <= room * lives.forward_rate)
+        most = np.maximum(fill, drain)  # where all forwards may come first
+        return Waits(
+            share * lives.hold(room, work.work), np.maximum(0.0, np.where(both, most, fill)),
+            np.maximum(0.0, np.where(both, 0.0, drain)), share * lives.mean(more) if split else 0.0,
+        )  # fmt: skip
 
     def _lives(self, config: Configuration, shape: Shape, overlapping: bool, split: bool) -> Lives:
         """Return what rows hold of a microbatch."""

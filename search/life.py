@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import floor
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,15 +23,13 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Seconds that memory costs a row at least: ``hold`` in all, or idle before its first backward (``fill``) and after
-    its last forward (``drain``) besides its work."""
+    """Seconds that memory costs rows at least, shape (rows,): ``hold`` in all, or idle before the first backward
+    (``fill``) and after the last forward (``drain``) besides their work; ``mean`` what all rows hold on average."""
 
-    hold: float
-    fill: float
-    drain: float
-
-
-NONE = Waits(0.0, 0.0, 0.0)
+    hold: Floats
+    fill: Floats | float
+    drain: Floats | float
+    mean: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,44 +62,20 @@ class Stages:
         return sum(self.forward[last + 1 :]) + sum(self.backward[last + 1 :]) + 2 * sum(self.hop[last:])
 
 
-@dataclass(frozen=True, slots=True)
-class Life:
-    """What one microbatch of each flow holds on a row: (bytes, seconds) one after another.
+class Life(NamedTuple):
+    """What one microbatch of each flow holds on a row: ``phases`` (bytes, seconds) one after another.
 
     A row's first backward starts no earlier than ``first`` seconds after the step, its last action ends ``last`` after
     its last forward at least. Work in seconds for each byte that it leaves, or that it frees, is at most the rates;
     ``forward_work`` is that of a microbatch's forwards.
     """
 
-    phases: tuple[tuple[float, float], ...]
+    phases: list[tuple[float, float]]
     first: float
     last: float
     forward_work: float
     forward_rate: float
     backward_rate: float
-
-    def seconds(self, room: float, enough: float) -> float:
-        """Return how long a row with ``room`` bytes is at it for one microbatch of each flow, at least; what is below
-        ``enough`` may be less than that."""
-        area = self.weigh(room, 0)
-        if 2 * area <= enough:  # no function weighs anything more than double
-            return area
-        return max(area, *(self.weigh(room, places) for places in range(1, MOST + 1)))
-
-    def weigh(self, room: float, places: int) -> float:
-        """Return weights times seconds."""
-        if not places:
-            return sum([size * seconds for size, seconds in self.phases]) / room
-        scale = (places + 1) * (1 - ROUNDING) / room
-        return sum([floor(size * scale) * seconds for size, seconds in self.phases]) / places
-
-    def fill(self, room: float) -> float:
-        """Return how long a row is idle before its first backward at least: what it does until then stays held."""
-        return self.first - room * self.forward_rate
-
-    def drain(self, room: float) -> float:
-        """Return how long a row is idle after its last forward at least: what it does from then on was held."""
-        return self.last - room * self.backward_rate
 
 
 def life_of(flows: Sequence[Sequence[int]], stages: Stages, *, overlapping: bool) -> Life:
@@ -132,7 +106,7 @@ def life_of(flows: Sequence[Sequence[int]], stages: Stages, *, overlapping: bool
     rates += [weights[s] / stages.stash[s] for s in mine if weights[s]]
     forward_rate = max([stages.forward_work[s] / saved[s] for s in mine])
     forward_work = sum([stages.forward_work[s] for s in mine])
-    return Life(tuple(phases), min(firsts), min(lasts), forward_work, forward_rate, max(rates))
+    return Life(phases, min(firsts), min(lasts), forward_work, forward_rate, max(rates))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +122,7 @@ class Delays:
 
     def weigh(self, room: Floats, places: int) -> float:
         """Return weights times seconds, over all rows with ``room`` bytes each."""
-        once, later = self.held / room[:, None], self.stash / room[self.row]
-        if places:
-            scale = (places + 1) * (1 - ROUNDING)
-            once, later = np.floor(once * scale) / places, np.floor(later * scale) / places
+        once, later = weights(self.held / room[:, None], places), weights(self.stash / room[self.row], places)
         return float(np.minimum(once.sum(axis=0), later) @ self.seconds)
 
 
@@ -159,29 +130,65 @@ def delays_of(rows: Sequence[Sequence[Sequence[int]]], stages: Stages, *, overla
     """Return the delays of a pipeline whose rows have flows as for :func:`life_of`; where they have two, microbatches
     pass each row in one of both directions."""
     places = [(t, r, len(flows) > 1 and t != r) for r, flows in enumerate(rows) for flow in flows for t in flow]
+    stage, row, back = np.asarray(places, np.int64).T
+    saved = np.asarray(stages.saved)
+    before = stage[:, None] < stage if overlapping else stage[:, None] <= stage
+    meets = np.where(before & (back[:, None] == back), saved[stage][:, None], 0.0)
     held = np.zeros((len(rows), len(places)))
-    for n, (t, _, back) in enumerate(places):
-        for s, row, other in places:
-            if other is back and (s < t or (s == t and not overlapping)):
-                held[row, n] += stages.saved[s]
-    at, row_of = [t for t, _, _ in places], [row for _, row, _ in places]
-    return Delays(
-        held, np.asarray(stages.stash)[at], np.asarray(row_of, np.int32), np.asarray(stages.weight_work)[at]
-    )  # fmt: skip
+    np.add.at(held, row, meets)
+    return Delays(held, np.asarray(stages.stash)[stage], row, np.asarray(stages.weight_work)[stage])
 
 
 @dataclass(frozen=True, slots=True)
 class Lives:
-    """What rows hold of a microbatch, and the stages that it is found from."""
+    """What all rows hold of a microbatch: :class:`Life` by row, shape (rows,), phases (rows, phases)."""
 
-    stages: Stages
-    rows: list[Life]
+    size: Floats
+    seconds: Floats
+    first: Floats
+    last: Floats
+    forward_work: Floats
+    forward_rate: Floats
+    backward_rate: Floats
     delays: Delays
+
+    def hold(self, room: Floats, enough: Floats) -> Floats:
+        """Return how long rows with ``room`` bytes are at it for one microbatch of each flow, at least; what is below
+        ``enough`` may be less than that."""
+        best = self.weigh(room, 0)
+        if (2 * best > enough).any():  # no function weighs anything more than double
+            for places in range(1, MOST + 1):
+                best = np.maximum(best, self.weigh(room, places))
+        return best
+
+    def weigh(self, room: Floats, places: int) -> Floats:
+        """Return weights times seconds of each row."""
+        return np.asarray((weights(self.size / room[:, None], places) * self.seconds).sum(axis=1))
+
+    def mean(self, room: Floats) -> float:
+        """Return the mean over rows of weights times seconds where weight gradients may follow apart."""
+        found = [float(self.weigh(room, n).sum()) + self.delays.weigh(room, n) for n in range(MOST + 1)]
+        return max(found) / len(room)
+
+    def fill(self, room: Floats) -> Floats:
+        """Return how long rows are idle before their first backward at least: what they do until then stays held."""
+        return self.first - room * self.forward_rate
+
+    def drain(self, room: Floats) -> Floats:
+        """Return how long rows are idle after their last forward at least: what they do from then on was held."""
+        return self.last - room * self.backward_rate
+
+
+def weights(part: Floats, places: int) -> Floats:
+    """Return the weights of parts of the room, of which ``places`` (0: any number) larger than an equal share fit."""
+    return np.floor(part * ((places + 1) * (1 - ROUNDING))) / places if places else part
 
 
 def lives_of(rows: Sequence[Sequence[Sequence[int]]], stages: Stages, *, overlapping: bool) -> Lives:
     """Return what rows hold, each row's flows given as to :func:`life_of`."""
-    return Lives(
-        stages, [life_of(flows, stages, overlapping=overlapping) for flows in rows],
-        delays_of(rows, stages, overlapping=overlapping),
-    )  # fmt: skip
+    each = [life_of(flows, stages, overlapping=overlapping) for flows in rows]
+    most = max(len(life.phases) for life in each)
+    padded = np.asarray([[*life.phases, *[(0.0, 0.0)] * (most - len(life.phases))] for life in each])
+    first, last, work, forward, backward = np.asarray([life[1:] for life in each]).T
+    delays = delays_of(rows, stages, overlapping=overlapping)
+    return Lives(padded[..., 0], padded[..., 1], first, last, work, forward, backward, delays)

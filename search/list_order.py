@@ -18,10 +18,10 @@ MARGIN = 0.02
 """Part of a device's memory that the order leaves to what it does not see: buffers and workspace."""
 
 
-def list_grids(config: Configuration, bounds: Bounds) -> tuple[Grid, ...]:
+def list_grids(config: Configuration, bounds: Bounds, *, effort: int = 1) -> tuple[Grid, ...]:
     """Return orders of a configuration's compute on its rows that are short at the stages' own seconds and keep each
     row's memory: one with weight gradients at once, and where its family has them apart, one with them apart. Of a
-    family with overlap groups, neighbours that need nothing of each other are one.
+    family with overlap groups, neighbours that need nothing of each other are one. ``effort`` is the scheduler's.
 
     Raises:
         InfeasibleError: no order keeps the memory of some row.
@@ -30,7 +30,7 @@ def list_grids(config: Configuration, bounds: Bounds) -> tuple[Grid, ...]:
     for split in (True, False) if FAMILIES[config.schedule].splits_backward else (False,):
         problem = _problem(config, bounds, split=split)
         try:
-            order = list_schedule(problem)
+            order = list_schedule(problem, effort=effort)
         except InfeasibleError:
             if split:
                 continue

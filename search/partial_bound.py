@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 from math import inf
 from typing import assert_never
@@ -31,6 +30,9 @@ class PartialBounds:
         self.numel = lru_cache(maxsize=None)(self._numel)
         self.saved = lru_cache(maxsize=None)(self._saved)
         self.stash = lru_cache(maxsize=None)(self._stash)
+        self.whole = lru_cache(maxsize=None)(self._whole)
+        self.again = lru_cache(maxsize=None)(self._again)
+        self.saved_of_model = lru_cache(maxsize=None)(self._saved_of_model)
 
     # what a row holds ----------------------------------------------------------------------------------------------
 
@@ -79,16 +81,16 @@ class PartialBounds:
         """
         shard, b, policy = shards_of(part), part.micro_batch, part.recompute
         some = policy == SOME or policy.isdecimal()
-        whole, layers = self._whole(part), self._layers
-        again = NOTHING if some or policy == Recompute.NONE else self._again(shard, b, policy)
+        whole = self.whole(shard, b)
+        again = NOTHING if some or policy == Recompute.NONE else self.again(shard, b, policy)
         size, exchange = self._state(part), not overlaps(part)
         size += (1 + gap) * b * self.costs.last[-1].workspace_bytes / (part.tp * part.cp)
         each, more = (1 + gap) * b, 0.0
-        saved = self._saved_of_model(shard, Recompute.NONE if some else Recompute(policy), layers) * each
+        saved = self.saved_of_model(shard, Recompute.NONE if some else Recompute(policy)) * each
         if some:
             over = size + saved - part.pp * (self.capacity_bytes - self.context_bytes)
             more = max(0.0, over) * self._seconds_a_byte(shard, b, gap, exchange=exchange)
-            saved = self._saved_of_model(shard, Recompute.FULL, layers) * each
+            saved = self.saved_of_model(shard, Recompute.FULL) * each
         whole += again
         seconds = part.num_microbatches * (self._work(whole, part) + more) / part.pp
         return max(seconds, whole.f + whole.bi), (size + saved) / part.pp + self.context_bytes
@@ -99,11 +101,12 @@ class PartialBounds:
         divide it. Nothing is recomputed or kept."""
         largest = part.micro_batch
         sizes = [largest] if self.cost.regular else divisors(largest)
-        each = min(self._work(self._whole(replace(part, micro_batch=b)), part) / b for b in sizes)
+        each = min(self._work(self.whole(shards_of(part), b), part) / b for b in sizes)
         return part.num_microbatches * largest * each / part.pp, self.partial_state(part)
 
-    def _whole(self, part: Configuration) -> PhaseSeconds:
-        embed, kinds, head = self.costs.pieces(shards_of(part), part.micro_batch)
+    def _whole(self, shard: Shards, b: int) -> PhaseSeconds:
+        """Return the costs of the whole model for a microbatch of ``b``."""
+        embed, kinds, head = self.costs.pieces(shard, b)
         return embed + mixed(kinds, self._layers) + head
 
     def _again(self, shard: Shards, b: int, policy: str) -> PhaseSeconds:
@@ -127,10 +130,10 @@ class PartialBounds:
         least = model.over(part.dp * part.cp, part.dp // part.ep * part.cp)
         return (COMPUTE_BYTES + GRADIENT_BYTES + OPTIMIZER_BYTES) * least
 
-    def _saved_of_model(self, shard: Shards, policy: Recompute, layers: Sequence[int]) -> float:
+    def _saved_of_model(self, shard: Shards, policy: Recompute) -> float:
         """Return the bytes that one sequence keeps over all stages."""
         first, each, last = self.saved(shard, policy)
-        return first + total(each, layers) + last
+        return first + total(each, self._layers) + last
 
     def _seconds_a_byte(self, shard: Shards, b: int, gap: float, *, exchange: bool) -> float:
         """Return what recomputing layers takes for each byte that it frees, of the kind that frees most for least."""

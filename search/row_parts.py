@@ -8,6 +8,7 @@ from functools import cache
 
 from piper_core.arch.chunk import Chunk
 from piper_core.ir.action import ActionKind, Slot
+from piper_core.ir.dag import Floats
 from piper_core.schedule.families import get_family
 from piper_core.schedule.grid import Layout, rows_of_stage
 
@@ -40,30 +41,30 @@ class StageSync:
 
 
 @dataclass(frozen=True, slots=True)
-class RowEnd:
-    """What data parallelism adds to a row at least. Counted from the norm of the step before: ``enter`` is when a first
-    forward of the model may start on it (-1: on another row), ``update`` when it has updated its stages, ``floor`` when
-    its collectives may be through. ``late`` comes after its last backward. ``talk`` is what the busier of its streams
-    of collectives takes."""
+class RowEnds:
+    """What data parallelism adds to rows at least, shape (rows,). From the norm of the step before: ``enter`` is when a
+    first forward of the model may start, ``update`` when a row has updated its stages, ``floor`` when its
+    collectives may be through. ``late`` comes after its last backward. ``talk`` is what the busier of its streams of
+    collectives takes."""
 
     enter: float
-    update: float
-    floor: float
-    late: float
-    talk: float
+    update: Floats
+    floor: Floats
+    late: Floats
+    talk: Floats
 
 
 @dataclass(frozen=True, slots=True)
 class RowWork:
-    """What a row does itself, in seconds: ``head`` before it can start, ``work`` of one microbatch and ``tail`` after
-    its last; of the work what is ``compute``, and beside it what the busier of the streams of inner collectives takes
-    where overlap groups may hide them, ``talk``."""
+    """What rows do themselves, in seconds, shape (rows,): ``head`` before one can start, ``work`` of one microbatch and
+    ``tail`` after its last; of the work what is ``compute``, and beside it what the busier of the streams of inner
+    collectives takes where overlap groups may hide them, ``talk``."""
 
-    head: float
-    work: float
-    tail: float
-    compute: float
-    talk: float
+    head: Floats
+    work: Floats
+    tail: Floats
+    compute: Floats
+    talk: Floats
 
 
 def count_parameters(chunks: Sequence[Chunk], tp: int, ep: int) -> RowParameters:

@@ -8,7 +8,7 @@ from itertools import accumulate
 from piper_core.names import Recompute
 from search.life import Lives
 from search.partial_bound import PartialBounds, total
-from search.row_parts import RowEnd, RowParameters, RowWork, flows_of, stages_of_row, sum_parameters
+from search.row_parts import RowEnds, RowParameters, RowWork, flows_of, stages_of_row, sum_parameters
 from search.space import Configuration
 from search.stage_costs import PhaseSeconds, shards_of
 
@@ -16,14 +16,15 @@ from search.stage_costs import PhaseSeconds, shards_of
 @dataclass(slots=True)
 class Held:
     """What stages hold, in elements and bytes: parameters of a rank, activations of a microbatch, the workspace with
-    which a backward begins, what stays from BI to BW; of each row the least of its stages' activations, and the most
-    that one microbatch holds there when a backward begins (``one``)."""
+    which a backward begins, what stays from BI to BW; of each row the least of its stages' activations and workspaces,
+    and the most that one microbatch holds there when a backward begins (``one``)."""
 
     numel: list[RowParameters]
     saved: list[float]
     workspace: list[float]
     stash: list[float]
     least_saved: list[float]
+    least_workspace: list[float]
     one: list[float]
     static: dict[int, list[float]] = field(default_factory=dict)
 
@@ -39,8 +40,8 @@ class Shape:
     mine: tuple[tuple[int, ...], ...]
     message_s: float
     held: Held | None = None
-    ends: dict[tuple[int, bool, bool], list[RowEnd]] = field(default_factory=dict)
-    busy: dict[tuple[bool, bool], list[RowWork]] = field(default_factory=dict)
+    ends: dict[tuple[int, bool, bool], RowEnds] = field(default_factory=dict)
+    busy: dict[tuple[bool, bool], RowWork] = field(default_factory=dict)
     lives: dict[tuple[bool, bool], Lives] = field(default_factory=dict)
 
 
@@ -72,9 +73,10 @@ class Shapes(PartialBounds):
             numel[-1] = numel[-1] + head
             saved, workspace = self._saved_of_stages(config, shape), self._workspaces(config, shape)
             least = [min([saved[s] for s in row]) for row in shape.mine]
+            work = [min([workspace[s] for s in row]) for row in shape.mine]
             one = [max([sum([saved[t] for t in flow if t <= s]) + workspace[s]
                         for flow in flows_of(config.layout, row) for s in flow]) for row in shape.mine]  # fmt: skip
-            shape.held = Held(numel, saved, workspace, self._stashes(config, shape), least, one)
+            shape.held = Held(numel, saved, workspace, self._stashes(config, shape), least, work, one)
         return shape.held
 
     def _saved_of_stages(self, config: Configuration, shape: Shape) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from copy import copy
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
@@ -10,7 +11,10 @@ from random import Random
 import pytest
 
 from piper_core.arch.record import Architecture
+from piper_core.errors import InfeasibleError
 from piper_core.schedule.families import FAMILIES
+from search.direct.order import order_of
+from search.list_order import list_grids
 from search.space import Configuration
 from tests.null.search.spaces import DENSE, MIXED, MOE, SHARED, TIED_BIAS, WIDE_HEAD, Case, case, leaves
 
@@ -57,6 +61,34 @@ def test_bounds_are_below_the_simulated_step(
         assert loose <= score.step_time_s * SLACK, (str(config), loose, score.step_time_s)
         for low, high in (*pairwise(times), *pairwise(sizes)):
             assert low <= high * SLACK, (str(config), times, sizes)
+
+
+@pytest.mark.parametrize(("architecture", "cluster", "gpus", "batch", "seq_len"), CASES[:4])
+def test_bounds_hold_for_other_orders_too(
+    architecture: Architecture, cluster: str, gpus: int, batch: int, seq_len: int
+) -> None:
+    """The list scheduler's orders, with weight gradients apart and at once, with little memory and with all."""
+    it = case(architecture, cluster, gpus, batch, seq_len, FEW)
+    bounds, direct, met = it.problem.bounds, it.problem.direct, 0
+    for config in sample(it, EACH, seed=gpus + 1):
+        if config.pp == 1 or config.num_microbatches > 16 or not direct.covers(config):
+            continue
+        need = bounds.any_order_floor(config)
+        for room in (1.1 * need, 2.0 * need):
+            tight = copy(bounds)
+            tight.capacity_bytes = room
+            try:
+                grids = list_grids(config, tight, effort=0)
+            except InfeasibleError:
+                continue
+            for grid in grids:
+                score = direct.assess(config, order_of(grid, config.stages, config.num_microbatches)).score
+                floor = bounds.any_order_floor(config)
+                assert floor <= score.worst_row_bytes * SLACK, (str(config), floor, score.worst_row_bytes)
+                least = bounds.time_bound(config, 0.0, score.worst_row_bytes * SLACK)
+                assert least <= score.step_time_s * SLACK, (str(config), least, score.step_time_s, str(grid))
+                met += 1
+    assert met > 20
 
 
 @pytest.mark.parametrize(("architecture", "cluster", "gpus", "batch", "seq_len"), CASES)
