@@ -108,7 +108,7 @@ class Floors(Shapes):
         if (more < mine.one).any():
             return Waits(np.full(len(more), inf), inf, inf, inf)
         room = more - mine.least_workspace
-        fill, drain = lives.fill(room), lives.drain(more)
+        fill, drain = lives.fill(room, share), lives.drain(more, share)
         both = (fill > 0.0) & (drain > 0.0) & (share * lives.forward_work <= room * lives.forward_rate)
         most = np.maximum(fill, drain)  # where all forwards may come first
         return Waits(

@@ -67,13 +67,14 @@ class Life(NamedTuple):
 
     A row's first backward starts no earlier than ``first`` seconds after the step, its last action ends ``last`` after
     its last forward at least. Work in seconds for each byte that it leaves, or that it frees, is at most the rates;
-    ``forward_work`` is that of a microbatch's forwards.
+    ``forward_work`` and ``backward_work`` are those of a microbatch.
     """
 
     phases: list[tuple[float, float]]
     first: float
     last: float
     forward_work: float
+    backward_work: float
     forward_rate: float
     backward_rate: float
 
@@ -106,7 +107,8 @@ def life_of(flows: Sequence[Sequence[int]], stages: Stages, *, overlapping: bool
     rates += [weights[s] / stages.stash[s] for s in mine if weights[s]]
     forward_rate = max([stages.forward_work[s] / saved[s] for s in mine])
     forward_work = sum([stages.forward_work[s] for s in mine])
-    return Life(phases, min(firsts), min(lasts), forward_work, forward_rate, max(rates))
+    backward_work = sum([stages.backward_work[s] + weights[s] for s in mine])
+    return Life(phases, min(firsts), min(lasts), forward_work, backward_work, forward_rate, max(rates))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,7 @@ class Lives:
     first: Floats
     last: Floats
     forward_work: Floats
+    backward_work: Floats
     forward_rate: Floats
     backward_rate: Floats
     delays: Delays
@@ -170,13 +173,15 @@ class Lives:
         found = [float(self.weigh(room, n).sum()) + self.delays.weigh(room, n) for n in range(MOST + 1)]
         return max(found) / len(room)
 
-    def fill(self, room: Floats) -> Floats:
-        """Return how long rows are idle before their first backward at least: what they do until then stays held."""
-        return self.first - room * self.forward_rate
+    def fill(self, room: Floats, share: float) -> Floats:
+        """Return how long rows are idle before their first backward of ``share`` at least: no more forwards can come
+        before than there are, and what they make stays held."""
+        return self.first - np.minimum(share * self.forward_work, room * self.forward_rate)
 
-    def drain(self, room: Floats) -> Floats:
-        """Return how long rows are idle after their last forward at least: what they do from then on was held."""
-        return self.last - room * self.backward_rate
+    def drain(self, room: Floats, share: float) -> Floats:
+        """Return how long rows are idle after the last of ``share`` forwards at least: no more backwards can come after
+        than there are, and what they free was held."""
+        return self.last - np.minimum(share * self.backward_work, room * self.backward_rate)
 
 
 def weights(part: Floats, places: int) -> Floats:
@@ -189,6 +194,6 @@ def lives_of(rows: Sequence[Sequence[Sequence[int]]], stages: Stages, *, overlap
     each = [life_of(flows, stages, overlapping=overlapping) for flows in rows]
     most = max(len(life.phases) for life in each)
     padded = np.asarray([[*life.phases, *[(0.0, 0.0)] * (most - len(life.phases))] for life in each])
-    first, last, work, forward, backward = np.asarray([life[1:] for life in each]).T
+    first, last, *works, ahead, back = np.asarray([life[1:] for life in each]).T
     delays = delays_of(rows, stages, overlapping=overlapping)
-    return Lives(padded[..., 0], padded[..., 1], first, last, work, forward, backward, delays)
+    return Lives(padded[..., 0], padded[..., 1], first, last, works[0], works[1], ahead, back, delays)

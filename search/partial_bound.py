@@ -8,11 +8,11 @@ from math import inf
 from typing import assert_never
 
 from piper_core.arch.chunk import Chunk, Saved
-from piper_core.names import Recompute, Region
+from piper_core.names import Collective, Recompute, Region
 from search.cost.base import CostModel
 from search.row_parts import RowParameters, count_parameters, sum_parameters
-from search.space import SOME, Configuration, divisors
-from search.stage_costs import NOTHING, PhaseSeconds, Shards, StageCosts, mixed, shards_of
+from search.space import SOME, Configuration, Degrees, divisors
+from search.stage_costs import NOTHING, PhaseSeconds, Shards, StageCosts, mesh_of, mixed, ranks_of, shards_of
 
 COMPUTE_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES = 2, 4, 12
 """Bytes a parameter: bf16 weight; fp32 accumulated gradient; fp32 master weight and two Adam moments."""
@@ -31,6 +31,8 @@ class PartialBounds:
         self.saved = lru_cache(maxsize=None)(self._saved)
         self.stash = lru_cache(maxsize=None)(self._stash)
         self.whole = lru_cache(maxsize=None)(self._whole)
+        self.rate = lru_cache(maxsize=None)(self._rate)
+        self.syncs = lru_cache(maxsize=None)(self._syncs_of)
         self.again = lru_cache(maxsize=None)(self._again)
         self.saved_of_model = lru_cache(maxsize=None)(self._saved_of_model)
 
@@ -73,27 +75,41 @@ class PartialBounds:
         """Return (seconds, bytes) at least of every schedule, ZeRO stage and cut at the degrees of ``part``, among the
         schedules that have overlap groups or those that have none, as its own.
 
-        Seconds are the mean row's work, or one microbatch's way through all stages and back. Bytes are the mean row's:
-        its state under ZeRO-3 (two copies of each stage, of which ZeRO-1 shards the optimizer alone, take no less), and
-        one microbatch's activations, all of which are there when its backward begins. A number of layers to recompute
-        stands for every number: bytes are those of all, seconds those of as many as memory asks for where layers are
-        worth what the best kind is.
+        Seconds are the mean row's work and, before its first backward, what it waits for a microbatch's forwards on all
+        rows, since it can do no more of its own than there are or than memory holds; or what its collectives take of
+        data parallelism, of the ZeRO stages that fit the best. Bytes are the mean row's: its state under ZeRO-3 (two
+        copies of each stage, of which ZeRO-1 shards the optimizer alone, take no less), and one microbatch's
+        activations, all of which are there when its backward begins. A number of layers to recompute stands for every
+        number: bytes are those of all, seconds those of as many as memory asks for where layers are worth what the best
+        kind is.
         """
         shard, b, policy = shards_of(part), part.micro_batch, part.recompute
         some = policy == SOME or policy.isdecimal()
         whole = self.whole(shard, b)
         again = NOTHING if some or policy == Recompute.NONE else self.again(shard, b, policy)
-        size, exchange = self._state(part), not overlaps(part)
-        size += (1 + gap) * b * self.costs.last[-1].workspace_bytes / (part.tp * part.cp)
+        state, exchange, m = self._states(part), not overlaps(part), part.num_microbatches
+        work = (1 + gap) * b * self.costs.last[-1].workspace_bytes / (part.tp * part.cp)
         each, more = (1 + gap) * b, 0.0
+        room = part.pp * (self.capacity_bytes - self.context_bytes) - work
         saved = self.saved_of_model(shard, Recompute.NONE if some else Recompute(policy)) * each
         if some:
-            over = size + saved - part.pp * (self.capacity_bytes - self.context_bytes)
-            more = max(0.0, over) * self._seconds_a_byte(shard, b, gap, exchange=exchange)
+            more = max(0.0, state[3] + saved - room) * self._seconds_a_byte(shard, b, gap, exchange=exchange)
             saved = self.saved_of_model(shard, Recompute.FULL) * each
         whole += again
-        seconds = part.num_microbatches * (self._work(whole, part) + more) / part.pp
-        return max(seconds, whole.f + whole.bi), (size + saved) / part.pp + self.context_bytes
+        seconds = m * (self._work(whole, part) + more) / part.pp
+        compute = m * (self._compute(whole, part) + more) / part.pp
+        first, mine = whole.forward(), m * whole.forward(exchange=exchange) / part.pp
+        rate = 0.0 if some else self.rate(shard, b, Recompute(policy), exchange) / ((1 + gap) * part.pp)
+        gather, reduce = self.syncs(Degrees(part.pp, part.tp, part.dp, part.ep, part.cp, part.outer))
+        best = inf
+        for zero, held in enumerate(state):
+            if held + saved > room:
+                continue
+            until = min(mine, (room - held) * rate) if rate else mine
+            talk = max(m * reduce, (2 * m if zero == 3 else 1) * gather) if zero >= 2 else 0.0
+            best = min(best, max(seconds, compute + first - until, talk))
+        size = (state[3] + work + saved) / part.pp + self.context_bytes
+        return (seconds if best == inf else best), size
 
     def degrees(self, part: Configuration) -> tuple[float, float]:
         """Return (seconds, bytes) at least of all configurations with the degrees of ``part``, whose microbatch is the
@@ -115,20 +131,49 @@ class PartialBounds:
     def _work(self, whole: PhaseSeconds, part: Configuration) -> float:
         """Return the seconds of one microbatch on one row that does it all, or on the busier of the streams of its
         inner collectives, where overlap groups may hide them."""
+        return max(self._compute(whole, part), talk_s(whole, part))
+
+    def _compute(self, whole: PhaseSeconds, part: Configuration) -> float:
         exchange = not overlaps(part)
-        compute = whole.forward(exchange=exchange) + min(backward_s(whole, split, exchange) for split in (False, True))
-        return max(compute, talk_s(whole, part))
+        return whole.forward(exchange=exchange) + min(backward_s(whole, split, exchange) for split in (False, True))
 
     def partial_state(self, part: Configuration) -> float:
         """Return the bytes of :meth:`partial` without activations: at least of every microbatch and recompute."""
-        return self._state(part) / part.pp + self.context_bytes
+        return self._states(part)[3] / part.pp + self.context_bytes
 
-    def _state(self, part: Configuration) -> float:
-        """Return the bytes of all rows' state under ZeRO-3."""
-        first, each, last = self.numel(part.tp, part.ep)
-        model = first + sum_parameters(each, self._layers) + last
-        least = model.over(part.dp * part.cp, part.dp // part.ep * part.cp)
-        return (COMPUTE_BYTES + GRADIENT_BYTES + OPTIMIZER_BYTES) * least
+    def _states(self, part: Configuration) -> list[float]:
+        """Return the bytes of all rows' state under each ZeRO stage."""
+        model = self._model(part.tp, part.ep)
+        whole, share = model.over(1, 1), model.over(part.dp * part.cp, part.dp // part.ep * part.cp)
+        return [
+            COMPUTE_BYTES * (share if zero >= 3 else whole) + GRADIENT_BYTES * (share if zero >= 2 else whole)
+            + OPTIMIZER_BYTES * (share if zero >= 1 else whole)
+            for zero in range(4)
+        ]  # fmt: skip
+
+    def _model(self, tp: int, ep: int) -> RowParameters:
+        first, each, last = self.numel(tp, ep)
+        return first + sum_parameters(each, self._layers) + last
+
+    def _syncs_of(self, degrees: Degrees) -> tuple[float, float]:
+        """Return the seconds in which some row gathers its parameters, and reduces a microbatch's gradients: it has no
+        fewer of either class than the mean row."""
+        part = Configuration(*degrees[:4], "1f1b", 1, 0, 1, 1, "none", False, "", degrees.cp, degrees.outer)
+        held, ranks = self._model(part.tp, part.ep), ranks_of(mesh_of(part))
+        found = []
+        for kind in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER):
+            pairs = [(held.dense, ranks.dense), (held.expert, ranks.experts)]
+            found.append(max([
+                min(self.cost.collective_s(kind, numel / part.pp * COMPUTE_BYTES, members) for members in groups)
+                for numel, groups in pairs if numel and len(groups[0]) > 1
+            ], default=0.0))  # fmt: skip
+        return found[0], found[1]
+
+    def _rate(self, shard: Shards, b: int, policy: Recompute, exchange: bool) -> float:
+        """Return the most seconds of forward for each byte that it leaves."""
+        (first, layers, last), pieces = self.saved(shard, policy), self.costs.pieces(shard, b)
+        each = zip((first, *layers, last), (pieces[0], *pieces[1], pieces[2]), strict=True)
+        return max(piece.forward(exchange=exchange) / (size * b) if size else inf for size, piece in each)
 
     def _saved_of_model(self, shard: Shards, policy: Recompute) -> float:
         """Return the bytes that one sequence keeps over all stages."""
