@@ -7,6 +7,7 @@ from copy import copy
 from piper_core.schedule.grid import Layout
 from search.cost.software import OWN
 from search.direct.groups import row_groups
+from search.direct.order import Order
 from search.direct.plan import Built, build
 from search.direct.score import Direct
 from search.space import Configuration
@@ -38,10 +39,10 @@ class Asked(Direct):
         held = (row_groups(mesh_of(config), (row,), self.cluster.gpus_per_node) for row in range(config.pp))
         return all(least == most for row in held for (_, _, least, most), _ in (*row.dense_sync, *row.expert_sync))
 
-    def build(self, config: Configuration) -> Built:
+    def build(self, config: Configuration, order: Order | None = None) -> Built:
         """Return the plan of a configuration, with the seconds of its actions (see :meth:`Direct.build`)."""
         assert self.steps is not None
         layers = self.bounds.costs.of(config)[0] if self.layers is None else self.layers
         own = self.bounds.bucket_mib(config.tp, config.ep, config.bucket)
-        bucket, order = own if self.bucket_mib is None else self.bucket_mib, self.order(config)
+        bucket, order = own if self.bucket_mib is None else self.bucket_mib, order or self.order(config)
         return build(self.steps.of(config, layers, bucket, order), order, self.steps.prices, self.sync)
