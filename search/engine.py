@@ -8,12 +8,14 @@ from dataclasses import replace
 from math import inf
 from pathlib import Path
 
+from piper_core.schedule.families import FAMILIES
 from search.candidate import Outcome, Score
 from search.database import Database
 from search.empty import why_empty
 from search.generators.base import Generator
 from search.generators.best_first import NEEDLESS, TIME, BestFirst, less
 from search.objective import Objective
+from search.partial_bound import overlaps
 from search.problem import Candidate, Problem
 from search.result import Result, candidate_data, pareto, to_data
 from search.shortfall import nothing_found
@@ -30,6 +32,8 @@ PATIENCE = 5
 short before that."""
 REORDERED = 8
 """Best candidates whose compute the list scheduler orders anew."""
+LONGEST = 8000
+"""Actions of a step up to which it does (16,000 take it 10 s and more)."""
 BOUNDING = 0.75
 """Part of the budget that branch and bound may take where the best are then tuned."""
 SEEDING = 0.4
@@ -264,9 +268,14 @@ class _Reorder:
         self.begun: Outcomes = iter(())
 
     def begin(self) -> None:
-        best = [c.config for c in self.state.result.candidates if c.config.pp > 1 and c.config.num_microbatches > 1]
-        fresh = dict.fromkeys(config.plain for config in best[:REORDERED])
-        self.orders = [replace(config, order="list") for config in fresh if config not in self.ordered]
+        fresh: dict[Configuration, Configuration] = {}
+        for candidate in self.state.result.candidates:
+            config = candidate.config.plain
+            actions = 3 * config.stages * config.num_microbatches
+            if config.pp > 1 and config.num_microbatches > 1 and actions <= LONGEST:
+                fresh.setdefault(_unordered(config), config)
+        fresh = dict(list(fresh.items())[:REORDERED])
+        self.orders = [replace(config, order="list") for key, config in fresh.items() if key not in self.ordered]
         self.ordered.update(fresh)
         self.begun = self.state.begin(self.orders, self.run)
 
@@ -323,6 +332,12 @@ def _prove(state: _State, top: int, run: Run) -> None:
                 result.rejected += 1
                 result.pruned[outcome] = result.pruned.get(outcome, 0) + 1
                 result.candidates = [c for c in result.candidates if c.config != config]
+
+
+def _unordered(config: Configuration) -> Configuration:
+    """Return what configurations have in common that differ in the order of their schedule's family alone."""
+    family = FAMILIES[config.schedule]
+    return replace(config, schedule=f"{config.layout} {family.splits_backward} {overlaps(config)}")
 
 
 def fix_of(config: Configuration) -> dict[str, tuple[str, ...]]:

@@ -11,7 +11,7 @@ from piper_core.schedule.grid import Layout, rows_of_stage
 from search.life import Lives, Stages, Waits, lives_of
 from search.partial_bound import COMPUTE_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES, backward_s, compute_s, talk_s
 from search.replay import numbered, peaks_of
-from search.row_parts import RowWork, alive_chunks, flows_of
+from search.row_parts import RowWork, alive_chunks, flows_of, places_of_row
 from search.shape import Shape, Shapes
 from search.space import Configuration
 from search.stage_costs import PhaseSeconds, shards_of
@@ -73,22 +73,24 @@ class Floors(Shapes):
         known = shape.busy.get((overlapping, split))
         if known is None:
             exchange = not overlapping
-            number, kinds = dict[int, int](), list[tuple[float, ...]]()
-            for s in shape.stages:
-                if id(s) not in number:
-                    number[id(s)] = len(kinds)
-                    kinds.append((s.forward(exchange=exchange), backward_s(s, split, exchange), s.backward(),
-                                  compute_s(s), talk_s(s, config)))  # fmt: skip
-            each = np.asarray(kinds)[[number[id(s)] for s in shape.stages]]
-            passed = np.vstack([np.zeros(5), np.cumsum(each + shape.message_s, axis=0)])
-            first = [row[0] for row in shape.mine]
-            share = each[np.concatenate(shape.mine)]
-            starts = np.cumsum([0, *map(len, shape.mine[:-1])])
-            forward, backward, _, compute, talk = np.add.reduceat(share, starts).T
+            kinds = [
+                (
+                    s.forward(exchange=exchange),
+                    backward_s(s, split, exchange),
+                    s.backward(),
+                    compute_s(s),
+                    talk_s(s, config),
+                )
+                for s in shape.times.distinct
+            ]
+            each = np.asarray(kinds)[shape.times.number]
+            places, starts, first = places_of_row(config.layout, config.pp, config.virtual_stages)
+            forward, backward, _, compute, talk = np.add.reduceat(each[places], starts).T
+            passed = np.zeros((len(each) + 1, 2))
+            np.cumsum(each[:, ::2][:, :2] + shape.message_s, axis=0, out=passed[1:])
             work = np.maximum(forward + backward, talk)
-            known = RowWork(
-                passed[first, 0], work, passed[first, 2], compute, talk if overlapping else np.zeros(len(first))
-            )
+            hidden = talk if overlapping else np.zeros(len(first))
+            known = RowWork(passed[first, 0], work, passed[first, 1], compute, hidden)
             shape.busy[overlapping, split] = known
         return known
 

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
+
 from piper_core.arch.chunk import Chunk
 from piper_core.ir.action import ActionKind, Slot
-from piper_core.ir.dag import Floats
+from piper_core.ir.dag import Floats, Ints
 from piper_core.schedule.families import get_family
 from piper_core.schedule.grid import Layout, rows_of_stage
 
@@ -99,6 +101,14 @@ def stages_of_row(layout: Layout, pp: int, v: int) -> tuple[tuple[int, ...], ...
         for row in rows:
             held[row].append(stage)
     return tuple(map(tuple, held))
+
+
+@cache
+def places_of_row(layout: Layout, pp: int, v: int) -> tuple[Ints, Ints, Ints]:
+    """Return the stages that rows hold, row after row; where each row's begin; the first of each row."""
+    rows = stages_of_row(layout, pp, v)
+    starts = np.cumsum([0, *map(len, rows[:-1])])
+    return np.concatenate(rows), starts, np.asarray([row[0] for row in rows])
 
 
 def flows_of(layout: Layout, row: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:

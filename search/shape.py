@@ -10,7 +10,7 @@ from search.life import Lives
 from search.partial_bound import PartialBounds, total
 from search.row_parts import RowEnds, RowParameters, RowWork, flows_of, stages_of_row, sum_parameters
 from search.space import Configuration
-from search.stage_costs import PhaseSeconds, shards_of
+from search.stage_costs import PhaseSeconds, StageTimes, shards_of
 
 
 @dataclass(slots=True)
@@ -39,6 +39,7 @@ class Shape:
     stages: tuple[PhaseSeconds, ...]
     mine: tuple[tuple[int, ...], ...]
     message_s: float
+    times: StageTimes
     held: Held | None = None
     ends: dict[tuple[int, bool, bool], RowEnds] = field(default_factory=dict)
     busy: dict[tuple[bool, bool], RowWork] = field(default_factory=dict)
@@ -57,9 +58,10 @@ class Shapes(PartialBounds):
                config.outer, config.micro_batch, config.sequence_parallel, config.recompute)  # fmt: skip
         known = self._shapes.get(key)
         if known is None:
-            counts, stages = self.costs.of(config)
-            mine = stages_of_row(layout, config.pp, config.virtual_stages)
-            known = Shape(counts, self.costs.composition(counts), stages, mine, self.costs.message_s(config))
+            times = self.costs.times(config)
+            rows = stages_of_row(layout, config.pp, config.virtual_stages)
+            message_s = self.costs.message_s(config)
+            known = Shape(times.counts, self.costs.composition(times.counts), times.stages, rows, message_s, times)
             self._shapes[key] = known
         return known
 

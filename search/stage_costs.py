@@ -9,8 +9,11 @@ from heapq import heapify, heapreplace
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+import numpy as np
+
 from piper_core.arch.chunk import Chunk, ModelChunks
 from piper_core.arch.contract import contract, exchanged_bytes
+from piper_core.ir.dag import Ints
 from piper_core.mesh import Mesh
 from piper_core.names import Axis, Phase, Recompute, Region, ShardKind
 from piper_core.schedule.grid import Layout, rows_of_stage
@@ -62,6 +65,15 @@ class PhaseSeconds:
 
 
 NOTHING = PhaseSeconds(*[0.0] * 9)
+
+
+class StageTimes(NamedTuple):
+    """Layers per stage, the costs of each stage, the different ones among those, and which of them each stage has."""
+
+    counts: tuple[int, ...]
+    stages: tuple[PhaseSeconds, ...]
+    distinct: tuple[PhaseSeconds, ...]
+    number: Ints
 
 
 class Shards(NamedTuple):
@@ -219,10 +231,8 @@ class StageCosts:
             return tuple(short + (s < longer) for s in range(stages))
         return balanced_rows(self.model.layers, layout, pp, v, weights)
 
-    def _stages(
-        self, layout: Layout, pp: int, v: int, cuts: str, shard: Shards, b: int, policy: str
-    ) -> tuple[tuple[int, ...], tuple[PhaseSeconds, ...]]:
-        """Return layers per stage, and the costs of each stage."""
+    def _stages(self, layout: Layout, pp: int, v: int, cuts: str, shard: Shards, b: int, policy: str) -> StageTimes:
+        """Return the costs of the stages of a cut."""
         embed, kinds, head = self.pieces(shard, b)
         again = self.repeats(shard, b, Recompute.SELECTIVE if policy == Recompute.SELECTIVE else Recompute.FULL)
         each = (
@@ -241,7 +251,11 @@ class StageCosts:
         costs = [times[pair] for pair in zip(held, repeated, strict=True)]
         costs[0] = costs[0] + embed
         costs[-1] = costs[-1] + head
-        return counts, tuple(costs)
+        distinct = {id(each): each for each in costs}
+        number = {at: i for i, at in enumerate(distinct)}
+        return StageTimes(
+            counts, tuple(costs), tuple(distinct.values()), np.asarray([number[id(c)] for c in costs], np.int32)
+        )
 
     def _repeated(self, counts: tuple[int, ...], policy: str) -> tuple[tuple[int, ...], ...]:
         """Return, for each stage, how many layers of each kind are recomputed: all, none, or its first ones."""
@@ -254,6 +268,10 @@ class StageCosts:
 
     def of(self, config: Configuration) -> tuple[tuple[int, ...], tuple[PhaseSeconds, ...]]:
         """Return (layers per stage, costs of each stage) of a configuration."""
+        return self.times(config)[:2]
+
+    def times(self, config: Configuration) -> StageTimes:
+        """Return the costs of a configuration's stages."""
         return self.stages(
             config.layout, config.pp, config.virtual_stages, config.cuts, shards_of(config), config.micro_batch,
             config.recompute,

@@ -164,6 +164,7 @@ class BestFirst:
                     leaves = [leaf(cut, zeros[-1], policy, USUAL) for policy in policies]
                     least = bounds.memory_floor(leaves[-1]) if self.by_memory else bounds.busy_bound(leaves[0])
                     self._shapes[leaves[0]] = leaves, zeros
+                    self.bounded += 1
                     heappush(self._heap, (max(bound, least), _SHAPE, leaves[0]))
 
     def _fit(self, node: Configuration, bound: float) -> None:
@@ -223,6 +224,7 @@ class BestFirst:
                 return
             for zero in zeros:
                 least = bounds.time_bound(replace(leaf, zero=zero), self.gap, self.capacity)
+                self.bounded += 1
                 self._any = min(self._any, max(bound, least))
 
     def _first(self, leaves: list[Configuration], floor: Callable[[Configuration, float], float]) -> int:
