@@ -22,7 +22,7 @@ from profiler.record import ChunkTime, Profile
 from profiler.store import add, model_digest
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-START_S, GROUP_S = 6.0, 8.0
+START_S, GROUP_S = 6.0, 9.0
 """What starting processes for transfers takes, and each size of group among them."""
 MOST_RANKS = 8
 """Ranks of a CPU host beyond which transfers are not measured: they share cores more and more."""

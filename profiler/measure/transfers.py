@@ -23,7 +23,7 @@ LEAST = 5
 DISTURBED = 0.02
 """Part of a run for which a thread was kept waiting by something else, from which the run is left out."""
 COMPUTE_AND_COMPUTE, COMPUTE_AND_TRANSFER = "compute and compute", "compute and transfer"
-_ROWS, _PRODUCTS = 256, 40
+_ROWS, _PRODUCTS, _TOGETHER = 256, 40, 20
 MESSAGES = 60
 """Messages by which the host's part is measured."""
 RUN_S, PASSES = 8e-3, 3
@@ -221,6 +221,7 @@ def _agreed(value: float, bench: Bench) -> float:
 
 
 def _overlaps(rank: int, bench: Bench) -> dict[str, Runs]:
+    """Time work beside other work over the longer alone, both in one round, so that other programs slow both alike."""
     a = torch.randn(_ROWS, _ROWS, device=bench.device)
     buffer = torch.ones(1 << 20, device=bench.device)
 
@@ -228,27 +229,33 @@ def _overlaps(rank: int, bench: Bench) -> dict[str, Runs]:
         for _ in range(_PRODUCTS):
             torch.mm(a, a)
 
-    _clocked(compute, 2, bench)
-    alone = _agreed(_best(compute, bench) if rank == 0 else 0.0, bench)  # the others wait in the reduction
-    dist.barrier()
-    one = _agreed(_best(lambda: dist.all_reduce(buffer), bench, meet=True), bench)
-    times = max(1, round(alone / one))
-
-    def both() -> None:
+    def transfers(times: int) -> list[dist.Work]:
         works = [dist.all_reduce(buffer, async_op=True) for _ in range(times)]
-        compute()
+        return [work for work in works if work is not None]
+
+    def alone_s() -> float:
+        """Rank 0 computes, and the others wait in the reduction."""
+        return _agreed(_clocked(compute, 1, bench)[0] if rank == 0 else 0.0, bench)
+
+    def wait(works: list[dist.Work]) -> None:
         for work in works:
-            assert work is not None
             work.wait()
 
+    def both() -> None:
+        works = transfers(times)
+        compute()
+        wait(works)
+
+    _clocked(compute, 2, bench)
+    least = min(alone_s() for _ in range(3))
+    one = _agreed(min(_clocked(lambda: wait(transfers(1)), 1, bench, meet=True)[0] for _ in range(3)), bench)
+    times = max(1, round(least / one))
     beside, crossed = [], []
-    for _ in range(20):
+    for _ in range(_TOGETHER):
+        alone = alone_s()
         took, cut = _clocked(compute, 1, bench, meet=True)
         beside.append((took / alone, cut))
+        moved = _agreed(_clocked(lambda: wait(transfers(times)), 1, bench, meet=True)[0], bench)
         took, cut = _clocked(both, 1, bench, meet=True)
-        crossed.append((took / max(alone, one * times), cut))
+        crossed.append((took / max(alone, moved), cut))
     return {COMPUTE_AND_COMPUTE: beside, COMPUTE_AND_TRANSFER: crossed}
-
-
-def _best(call: Callable[[], object], bench: Bench, *, meet: bool = False) -> float:
-    return min(_clocked(call, 1, bench, meet=meet)[0] for _ in range(10))
