@@ -29,6 +29,8 @@ Level = Literal["low", "middle", "high"]
 """Which end of every answer's interval is given: all low, all in the middle, or all high."""
 PRESET_DOUBT = 0.5
 """Relative uncertainty of a preset's answer on a machine that was otherwise measured."""
+COUNT_BYTES = 8
+"""Bytes of one number of tokens, of which a rank sends one at least to each other: what takes time is the latency."""
 TOGETHER = {"compute": "compute and compute", "transfer": "compute and transfer"}
 _BYTES = ("output_bytes", "hidden_bytes", "column_bytes", "token_bytes", "kv_bytes", "qkvo_bytes", "workspace_bytes")
 
@@ -88,7 +90,8 @@ class ProfiledCost:
         self, chunk: Chunk, phase: Phase, sequences: float, tensor: int = 1, sequence_parallel: bool = False,
         context: int = 1, expert: int = 1, recompute: Recompute = Recompute.FULL,
     ) -> float:  # fmt: skip
-        """Return the time of one phase on one rank, without its collectives but with the wait for their slowest rank.
+        """Return the time of one phase on one rank, without its collectives but with the wait for their slowest rank
+        and for the counts of what experts get.
         BI and BW are at most B together, so that bounds made of them hold.
 
         Raises:
@@ -100,9 +103,17 @@ class ProfiledCost:
             degrees = Degrees(tensor, sequence_parallel and tensor > 1, expert, context)
             known = self._compute(chunk, phase, sequences, degrees, recompute) * self.sharing
             if _meets(chunk.region, phase, degrees, recompute):
-                known += self._end(self._meetings(known))
+                known += self._end(self._meetings(known)) + self._counts_s(chunk, phase, degrees, recompute)
             self._asked[key] = known
         return known
+
+    def _counts_s(self, chunk: Chunk, phase: Phase, d: Degrees, recompute: Recompute) -> float:
+        """Return what ranks take to tell each other how many tokens each expert gets, before they send them."""
+        again = phase is Phase.R and recompute is Recompute.FULL
+        if d.expert < 2 or chunk.region is not Region.EXPERT or not (phase is Phase.F or again):
+            return 0.0
+        ranks = tuple(range(0, d.expert * d.tensor, d.tensor))
+        return self.collective_s(Collective.ALL_TO_ALL, float(COUNT_BYTES * d.expert), ranks)
 
     def _compute(self, chunk: Chunk, phase: Phase, sequences: float, d: Degrees, recompute: Recompute) -> float:
         def preset(site: Site) -> float:

@@ -13,9 +13,9 @@ from piper_core.arch.presets import preset
 from piper_core.errors import ConfigError
 from piper_core.names import Axis, Collective, NodeKind, Phase, Recompute, Region
 from profiler.fit import Origin
-from profiler.record import Meeting
+from profiler.record import Meeting, Transfer
 from profiler.spec import load_cluster
-from profiler.store import load, save
+from profiler.store import load, model_digest, save
 from search.cost.base import CostModel
 from search.cost.price import node_seconds
 from search.cost.profiled import ProfiledCost, widened
@@ -183,3 +183,15 @@ def test_ranks_that_exchange_inside_chunks_wait_for_each_other() -> None:
     assert selective[0] == selective[1], "selective recompute exchanges nothing"
     parts = sum(meeting.compute_s(chunk, phase, 1, 2) for phase in (Phase.BI, Phase.BW))
     assert parts <= meeting.compute_s(chunk, Phase.B, 1, 2) * (1 + 1e-12)
+
+
+def test_experts_ranks_tell_each_other_counts_first() -> None:
+    moe = preset("tiny-moe")
+    chunk = next(each for each in model_chunks(moe, SEQ).chunks if each.region is Region.EXPERT)
+    taken = tuple(Transfer("all_to_all", 2, 1, size, around(7e-4)) for size in (1 << 10, 1 << 16))
+    made = replace(bare(transfers=taken), model=moe.name, model_digest=model_digest(moe))
+    with_, without = (ProfiledCost(each, RooflineCost(CPU), moe, SEQ) for each in (made, replace(made, transfers=())))
+    for phase, extra in ((Phase.F, True), (Phase.R, True), (Phase.B, False), (Phase.BW, False)):
+        plain = RooflineCost(CPU).compute_s(chunk, phase, 1, expert=2)
+        assert with_.compute_s(chunk, phase, 1, expert=2) == close(plain + 7e-4 * extra)
+        assert with_.compute_s(chunk, phase, 1) == without.compute_s(chunk, phase, 1)
