@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -63,6 +64,7 @@ def search(
     seed: int = 0,
     journal: Path | None = None,
     tune: bool = True,
+    address: str | None = None,
 ) -> Result:
     """Search the space for the ``top`` strategies with the least step time (or memory) that fit.
 
@@ -84,7 +86,7 @@ def search(
         raise why_empty(space)
     share = BOUNDING if tune and objective == "throughput" else 1.0
     state = _State(problem, Result(size=generator.size, objective=objective), budget_s, database, progress, share)
-    with evaluator(problem, workers) as run:
+    with _evaluator(problem, workers, address) as run:
         try:
             _seed(state, space, run)
             reorder = _Reorder(state, run)
@@ -111,6 +113,14 @@ def search(
             raise KeyboardInterrupt
         raise nothing_found(problem, result, generator, state.tightest)
     return result
+
+
+def _evaluator(problem: Problem, workers: int | None, address: str | None) -> AbstractContextManager[Run]:
+    if address is None:
+        return evaluator(problem, workers)
+    from search.ray_workers import cluster_evaluator
+
+    return cluster_evaluator(problem, address)
 
 
 class _State:

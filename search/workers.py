@@ -25,22 +25,23 @@ _PROBLEM: Problem | None = None
 
 
 def _evaluate(config: Configuration, proved: bool, grid: Grid | None) -> tuple[Outcome, Grid | None]:
-    """Score in a worker; return the order of the list scheduler too, which nobody else need find again."""
+    """Score in a worker."""
     assert _PROBLEM is not None
-    orders = _PROBLEM.bounds.orders
+    return score(_PROBLEM, config, proved, grid)
+
+
+def score(problem: Problem, config: Configuration, proved: bool, grid: Grid | None) -> tuple[Outcome, Grid | None]:
+    """Evaluate, ``proved`` by apply and the verifier; a configuration that does not apply or run comes back as its
+    reason. Takes the order of the list scheduler where it is known, and returns it, since nobody need find it again."""
+    orders = problem.bounds.orders
     if grid is not None:
         orders[config.plain] = grid
-    return _score(config, proved), orders.get(config.plain) if config.order == "list" else None
-
-
-def _score(config: Configuration, proved: bool) -> Outcome:
-    """Evaluate, ``proved`` by apply and the verifier; a configuration that does not apply or run comes back as its
-    reason."""
-    assert _PROBLEM is not None
+    outcome: Outcome
     try:
-        return _PROBLEM.confirmed(config) if proved else _PROBLEM.score(config)
+        outcome = problem.confirmed(config) if proved else problem.score(config)
     except (DirectiveError, PlanError, InfeasibleError) as error:
-        return f"rejected: {error}"
+        outcome = f"rejected: {error}"
+    return outcome, orders.get(config.plain) if config.order == "list" else None
 
 
 def _start_worker() -> None:
@@ -79,7 +80,7 @@ def evaluator(problem: Problem, workers: int | None) -> Iterator[Run]:
 
     def here(batch: Sequence[Configuration], deadline_s: Callable[[], float], *, proved: bool = False) -> Outcomes:
         for config in batch:
-            yield _score(config, proved) if left(deadline_s) > 0 else None
+            yield score(problem, config, proved, None)[0] if left(deadline_s) > 0 else None
 
     if count <= 1:
         yield here

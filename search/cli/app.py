@@ -55,6 +55,9 @@ def parser() -> Parser:
            help="price with what piper-profile measured: a file; auto: this machine's own, taken now where there is "
                 "none; none: nothing measured (default: this machine's own, where it is what is searched)")  # fmt: skip
     option("--workers", type=at_least_one, metavar="N", help="processes that evaluate (default: one a core)")
+    option("--address", metavar="RAY",
+           help="evaluate on the cores of a Ray cluster that runs (host:port, or auto), and execute there what "
+                "--execute K asks for")  # fmt: skip
     option("--seed", type=seed, metavar="N", help="same seed, same answer (default: 0)")
     option(
         "--budget",
@@ -149,7 +152,7 @@ class _Commands(_SubParsersAction):  # type: ignore[type-arg]  # generic in its 
 
 SEARCH_OPTIONS = (
     "model", "gpus", "fix", "forbid", "explain", "objective", "max_memory", "out", "resume", "workers", "budget",
-    "execute", "profile", *DEFAULTS,
+    "execute", "profile", "address", *DEFAULTS,
 )  # fmt: skip
 
 
@@ -180,7 +183,8 @@ def _search(options: Namespace) -> int:
         model=options.model, gpus=options.gpus, fix=options.fix or [], forbid=options.forbid or [], json=options.json,
         out=options.out, resume=options.resume, budget=options.budget, max_memory_gib=options.max_memory,
         objective=options.objective or "throughput", workers=options.workers,
-        explain=options.explain or [], execute=options.execute, profile=options.profile, **given,
+        explain=options.explain or [], execute=options.execute, profile=options.profile, address=options.address,
+        **given,
     )  # fmt: skip
 
 

@@ -59,6 +59,7 @@ def run_search(
     explain: Sequence[str] = (),
     execute: int | None = None,
     profile: str | None = None,
+    address: str | None = None,
 ) -> int:
     """Search, print the best strategies, and write ``best.strategy.yaml``; return the exit status: 0, and after Ctrl-C
     too where something that fits has been found (the table says "interrupted"); else Ctrl-C ends the command with 130.
@@ -108,7 +109,7 @@ def run_search(
         with _progress(hidden=json) as update:
             result = find(
                 problem, space, top=top, budget_s=budget or DEFAULT_BUDGET_S, progress=update, objective=objective,
-                database=database, seed=seed, journal=target / JOURNAL, workers=workers,
+                database=database, seed=seed, journal=target / JOURNAL, workers=workers, address=address,
             )  # fmt: skip
     except NothingFitsError as error:
         from search.conflict import explain as conflicts
@@ -119,7 +120,7 @@ def run_search(
     if pricing is not None and pricing.calibration is not None:
         outcome.ranked = recalibrate(result, pricing.calibration)
     if execute != 0:
-        outcome.execution = _execute(outcome, execute, hidden=json)
+        outcome.execution = _execute(outcome, execute, address, hidden=json)
     data = outcome.to_data(seed, target)
     names = write_folder(target, outcome.strategy(outcome.winner), data | {"search": searched})
     if json:
@@ -137,15 +138,15 @@ def run_search(
     return 0
 
 
-def _execute(outcome: Outcome, k: int | None, *, hidden: bool) -> Execution:
-    """Execute the best candidates, ``k`` of them (None: as many as is usual)."""
+def _execute(outcome: Outcome, k: int | None, address: str | None, *, hidden: bool) -> Execution:
+    """Execute the best candidates, ``k`` of them (None: as many as is usual, on this machine)."""
     from search.execute import DEFAULT, Execution, execute
 
     if outcome.result.stopped == "interrupted":
         return Execution(reason="the search was interrupted")
     say = (lambda text: None) if hidden or console.plain(sys.stderr) else (lambda text: print(text, file=sys.stderr))
     strategies = [outcome.strategy(rank) for rank in range(min(k or DEFAULT, len(outcome.result.candidates)))]
-    return execute(strategies, outcome.problem.architecture, k, say=say)
+    return execute(strategies, outcome.problem.architecture, k, address=address if k else None, say=say)
 
 
 def with_memory(cluster: Cluster, memory_gib: float) -> Cluster:
