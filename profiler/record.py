@@ -104,6 +104,13 @@ class ChunkTime:
     saved_bytes: int = 0
     failed: str = ""
 
+    def joined(self, before: ChunkTime | None) -> ChunkTime:
+        """Return this with the times of ``before`` too; what failed once is left as it is."""
+        if before is None or before.sample is None or self.sample is None:
+            return self
+        times = before.sample.times_s + self.sample.times_s
+        return replace(self, sample=Sample(times, before.sample.interrupted + self.sample.interrupted))
+
 
 @dataclass(frozen=True, slots=True)
 class Transfer:

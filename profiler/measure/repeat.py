@@ -9,6 +9,9 @@ from math import ceil
 from profiler.measure.clock import Clock, Timing
 from profiler.record import Sample
 
+LEAST, MOST = 7, 40
+"""Times of a call, fewer where its seconds are gone before."""
+
 
 @dataclass(frozen=True, slots=True)
 class Effort:
@@ -19,8 +22,8 @@ class Effort:
     fewer where ``seconds`` are gone before; ``doubt`` is the relative half-width that is tight enough.
     """
 
-    least: int = 7
-    most: int = 40
+    least: int = LEAST
+    most: int = MOST
     run_s: float = 5e-4
     seconds: float = 0.4
     doubt: float = 0.02

@@ -15,7 +15,7 @@ from profiler.fingerprint import Conditions, Machine, conditions, machine
 from profiler.measure.chunks import Shape, Subject, by_layers, drop, measure, subjects
 from profiler.measure.clock import clock_of
 from profiler.measure.quiet import check_priority
-from profiler.measure.repeat import Effort
+from profiler.measure.repeat import LEAST, MOST, Effort
 from profiler.measure.transfers import Bench, measure_groups
 from profiler.measure.updates import measure_updates
 from profiler.record import ChunkTime, Profile
@@ -29,6 +29,8 @@ MOST_RANKS = 8
 UPDATES_S = 1.5
 MOST_S, LEAST_S = 0.4, 0.01
 """Seconds that one chunk may have, with all the time in the world and with the least budget."""
+TURNS = 3
+"""How often all chunks take turns on a CPU, so that what drifts (clocks, neighbours) meets all of them."""
 OVERHEAD = 1.15
 """Seconds of a chunk's measuring for one second of its calls: graphs and memory."""
 
@@ -94,9 +96,11 @@ class Sitting:
         transfers_s = START_S + GROUP_S * len(sizes) if sizes else 0.0
         return transfers_s + (0.0 if self.found.updates else UPDATES_S)
 
-    def effort(self, left_s: float, count: int) -> Effort:
-        """Return what each of ``count`` chunks may take of the time left."""
-        return Effort(seconds=max(LEAST_S, min(MOST_S, left_s / OVERHEAD / max(1, count))))
+    def effort(self, left_s: float, count: int, turns: int = 1) -> Effort:
+        """Return what each of ``count`` chunks may take of the time left, a chunk that has its turn ``turns`` times as
+        often."""
+        seconds = max(LEAST_S, min(MOST_S, turns * left_s / OVERHEAD / max(1, count))) / turns
+        return Effort(least=max(2, -(-LEAST // turns)), most=MOST // turns, seconds=seconds)
 
     def run(self, traced: list[Subject], deadline_s: float, report: Report) -> Profile:
         """Measure until all is done or ``deadline_s`` (of ``perf_counter``) has passed; return the whole profile.
@@ -119,25 +123,27 @@ class Sitting:
         if not self.found.updates:
             report("optimiser", 0, len(todo))
             self._keep(updates=measure_updates(clock, Effort(seconds=0.2), self.wanted.device))
-        done = 0
+        turns = TURNS if self.wanted.device == "cpu" else 1
+        done, whole = 0, turns * len(todo)
         if todo and self.fixed_s() < (deadline_s - perf_counter()) / 2:  # few transfers are in every strategy
             self._transfers(report, (0, len(todo)))
-        for group in by_layers(todo):
+        for group in [each for _ in range(turns) for each in by_layers(todo)]:
             made: dict[str, ChunkTime] = {}
             try:
                 for subject in group:
                     left = deadline_s - perf_counter()
                     if left <= 0:
                         break
-                    report(str(subject.sites[0]), done, len(todo))
-                    made[subject.digest] = measure(subject, clock, self.effort(left, len(todo) - done))
+                    report(str(subject.sites[0]), done // turns, len(todo))
+                    now_ = measure(subject, clock, self.effort(left, whole - done, turns))
+                    made[subject.digest] = now_.joined(self.found.chunks.get(subject.digest))
                     done += 1
             finally:
                 self._keep(chunks=made, sites={s: d for s, d in sites.items() if d in made})
                 drop(group)
         if self.fixed_s() < deadline_s - perf_counter():
-            self._transfers(report, (done, len(todo)))
-        report("done", done, len(todo))
+            self._transfers(report, (done // turns, len(todo)))
+        report("done", done // turns, len(todo))
         return self.found
 
     def _transfers(self, report: Report, count: tuple[int, int]) -> None:

@@ -81,7 +81,7 @@ def test_it_goes_on_where_it_was(clock: FakeClock, tmp_path: Path) -> None:
 
 def test_ctrl_c_keeps_what_is_measured(clock: FakeClock, tmp_path: Path) -> None:
     path = tmp_path / "a.profile.json"
-    clock.ends = 130
+    clock.ends = 90
     made = sit(path)
     with pytest.raises(KeyboardInterrupt):
         run(made)
@@ -142,3 +142,15 @@ def test_the_command_measures_and_says_so(tmp_path: Path, capsys: pytest.Capture
     assert "written:" in capsys.readouterr().out
     (path,) = profiles(tmp_path)
     assert len(load(path).sites) == len(load(path).by_site)
+
+
+def test_chunks_take_turns(clock: FakeClock) -> None:
+    """All of them once, then all again: their times are joined."""
+    made = Sitting(LLAMA, Wanted(tuple(shapes(LLAMA, SEQ))), None)
+    told = run(made, 100.0)
+    names = [str(each.sites[0]) for each in made.trace()]
+    first = told.index(names[0])
+    assert told[first : first + len(names) * sitting.TURNS] == names * sitting.TURNS
+    for each in made.found.chunks.values():
+        assert each.sample is not None
+        assert len(each.sample.times_s) >= 2 * sitting.TURNS
