@@ -57,6 +57,13 @@ def test_a_rehearsal_passes_and_a_wrong_gradient_fails(monkeypatch: pytest.Monke
         rehearsal.rehearse(given, preset("llama9b"))
 
 
+def test_as_many_steps_as_asked_for_from_a_seed() -> None:
+    given = strategy("llama9b", pp=2, dp=1, num_microbatches=2, schedule="1f1b")
+    found, other = (rehearsal.rehearse(given, preset("llama9b"), steps=3, seed=seed) for seed in (0, 5))
+    assert (found.steps, len(found.losses)) == (3, 3)
+    assert found.losses != other.losses
+
+
 def test_what_cannot_be_shrunk() -> None:
     given = strategy("llama9b", pp=2, dp=4, num_microbatches=8)
     data = [each for each in given.program.to_data() if each["op"] != "stage"]
