@@ -75,13 +75,16 @@ def macros(dag: Dag, separate: Mask | None = None) -> Macros:
     key = nodes.group[index].astype(np.int64) + 1
     key = (key * stages + nodes.stage[index] + 1) * 8 + phase
     key = key * (splits + 1) + nodes.microbatch[index] + 1
-    order = np.lexsort((inner_position(dag)[index], nodes.kind[index], key))
-    ranked = key[order]
-    new = np.flatnonzero(np.diff(ranked, prepend=-1))
+    place = nodes.kind[index] * np.int64(len(dag.chunks) + 2) + inner_position(dag)[index]
+    width = int(place.max(initial=0)) + 1
+    order = np.argsort(key * width + place, kind="stable")
+    ranked, by = key[order], index[order]
+    change = np.diff(ranked, prepend=-1) != 0
+    new = np.flatnonzero(change)
     of = np.full(len(nodes), -1, np.int32)
-    of[index[order]] = np.cumsum(np.diff(ranked, prepend=-1) != 0) - 1
-    computes = np.add.reduceat((nodes.kind[index[order]] == NodeKind.COMPUTE).astype(np.int32), new)
-    first, last = index[order][new], index[order][new + computes - 1]
+    of[by] = np.cumsum(change) - 1
+    computes = np.add.reduceat((nodes.kind[by] == NodeKind.COMPUTE).astype(np.int32), new)
+    first, last = by[new], by[new + computes - 1]
     return Macros(
         of,
         nodes.group[first],

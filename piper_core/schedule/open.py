@@ -209,14 +209,23 @@ class _Opener:
         self.work: dict[tuple[int, Phase, str], frozenset[tuple[bool, int, int]]] = {}
         self.parts: dict[tuple[int, str], dict[tuple[Part, ...], None]] = {}
         self.spans = _whole_spans(dag, found)
-        self.templates: dict[tuple[int, int, int, bool, bytes], tuple[Ints, list[tuple[bool, int]]]] = {}
         self.segments = {id(table): table for table in opened.values()}
         self.layer = dag.chunk_tag("LAYER")
+        self.shown = np.zeros(0, np.bool_)
+        """Which nodes are of macros that templates are made of, shape (n,)."""
 
     def build(self) -> Opening:
         """Return the units: those of whole macros first, then the pieces of opened ones."""
         found, k = self.found, len(self.found)
         cut = set(self.opened) | self.in_overlap
+        first_of: dict[tuple[int, int, int, bool, bytes], int] = {}
+        keys = [(m, self._key(m)) for m in sorted(cut)]
+        for m, key in keys:
+            first_of.setdefault(key, m)
+        shown = np.zeros(k + 1, np.bool_)
+        shown[list(first_of.values())] = True
+        self.shown = shown[found.of]
+        templates = {key: self._cut(m, self.opened.get(m)) for key, m in first_of.items()}
         whole = np.asarray([m for m in range(k) if m not in cut], np.int64)
         unit_of_macro = np.full(k, -1, np.int64)
         unit_of_macro[whole] = np.arange(len(whole))
@@ -224,8 +233,8 @@ class _Opener:
         pieces: dict[int, tuple[int, list[tuple[bool, int]]]] = {}
         count = len(whole)
         longest = 1
-        for m in sorted(cut):
-            local, kinds = self._template(m)
+        for m, key in keys:
+            local, kinds = templates[key]
             nodes = self.sorted[self.starts[m] : self.starts[m + 1]]
             of[nodes] = count + local
             pieces[m] = (count, kinds)
@@ -249,18 +258,16 @@ class _Opener:
         parts = tuple((stage, kind, tuple(sets)) for (stage, kind), sets in sorted(self.parts.items()))
         return Opening(of, place, is_compute, phase, label, tuple(self.labels), parts, self.spans)
 
-    def _template(self, m: int) -> tuple[Ints, list[tuple[bool, int]]]:
-        """Return the piece of each of a macro's nodes (in sorted order), and (is compute, label) of each piece."""
+    def _key(self, m: int) -> tuple[int, int, int, bool, bytes]:
+        """Return what is alike where the pieces of two macros are."""
         stage, phase = int(self.found.stage[m]), int(self.found.phase[m])
         table = self.opened.get(m)
         nodes, mine = self.dag.nodes, self.sorted[self.starts[m] : self.starts[m + 1]]
         inside = nodes.chunk[mine].tobytes() + nodes.phase[mine].tobytes()  # some may be recomputed, some not
-        key = (stage, phase, id(table) if table is not None else 0, m in self.in_overlap, inside)
-        if key not in self.templates:
-            self.templates[key] = self._cut(m, table)
-        return self.templates[key]
+        return stage, phase, id(table) if table is not None else 0, m in self.in_overlap, inside
 
     def _cut(self, m: int, table: Ints | None) -> tuple[Ints, list[tuple[bool, int]]]:
+        """Return the piece of each of a macro's nodes (in sorted order), and (is compute, label) of each piece."""
         nodes = self.dag.nodes
         mine = self.sorted[self.starts[m] : self.starts[m + 1]].tolist()
         order = self._inner_order(mine)
@@ -337,17 +344,17 @@ class _Opener:
         """Return (neighbour, role) of the edges that carry results into a node (end 0) or out of it (end 1)."""
         if not hasattr(self, "_sides"):
             edges = self.dag.edges
-            carries = np.flatnonzero(~among(edges.role, (Role.TEMPORAL, Role.PARAMETER, Role.REDUCTION)))
-            ends = (edges.dst[carries], edges.src[carries]), (edges.src[carries], edges.dst[carries])
-            orders = [np.argsort(near, kind="stable") for near, _ in ends]
-            each = np.arange(len(self.dag) + 1)
-            self._sides = [
-                (np.searchsorted(near[by], each).tolist(), far[by], edges.role[carries][by])
-                for (near, far), by in zip(ends, orders, strict=True)
-            ]
-        start, far, role = self._sides[end]
-        low, high = start[node], start[node + 1]
-        return list(zip(far[low:high].tolist(), role[low:high].tolist(), strict=True))
+            carries = ~among(edges.role, (Role.TEMPORAL, Role.PARAMETER, Role.REDUCTION))
+            self._sides: list[dict[int, list[tuple[int, int]]]] = []
+            for near, far in ((edges.dst, edges.src), (edges.src, edges.dst)):
+                mine = np.flatnonzero(carries & self.shown[near])
+                held: dict[int, list[tuple[int, int]]] = {}
+                for n, other, role in zip(
+                    near[mine].tolist(), far[mine].tolist(), edges.role[mine].tolist(), strict=True
+                ):
+                    held.setdefault(n, []).append((other, role))
+                self._sides.append(held)
+        return self._sides[end].get(node, [])
 
     def _computes(self, group: list[int]) -> list[int]:
         """Return the compute nodes among some nodes."""
@@ -381,15 +388,15 @@ class _Opener:
         if not hasattr(self, "_out"):
             edges = dag.edges
             of = self.found.of
-            inner = (of[edges.src] >= 0) & (of[edges.src] == of[edges.dst]) & (edges.role != Role.TEMPORAL)
-            by = np.argsort(edges.src[inner], kind="stable")
-            self._out = np.searchsorted(edges.src[inner][by], np.arange(len(dag) + 1)).tolist(), edges.dst[inner][by]
+            inner = self.shown[edges.src] & (of[edges.src] == of[edges.dst]) & (edges.role != Role.TEMPORAL)
+            self._out: dict[int, list[int]] = {}
+            for u, v in zip(edges.src[inner].tolist(), edges.dst[inner].tolist(), strict=True):
+                self._out.setdefault(u, []).append(v)
             self._rank = inner_position(dag)
-        start, dst = self._out
         degree = dict.fromkeys(mine, 0)
         out: dict[int, list[int]] = {}
         for n in mine:
-            out[n] = dst[start[n] : start[n + 1]].tolist()
+            out[n] = self._out.get(n, [])
             for v in out[n]:
                 degree[v] += 1
         import heapq
