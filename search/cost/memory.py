@@ -200,10 +200,11 @@ class _Usage:
 
     def near(self, action: NDArray[np.int64], *, end: bool) -> NDArray[np.int64]:
         """Return the place of the start (or the end) of actions, those beside the compute stream by their times."""
-        times = self.simulation.end_s if end else self.simulation.start_s
-        place = self.when(self.row[action], times[action], end=end)
-        mine = self.on_compute[action]
-        place[mine] = self.at(action[mine], 2 if end else 0)
+        place = self.at(action, 2 if end else 0)
+        beside = np.flatnonzero(~self.on_compute[action])
+        if len(beside):
+            times, those = self.simulation.end_s if end else self.simulation.start_s, action[beside]
+            place[beside] = self.when(self.row[those], times[those], end=end)
         return place
 
     def change(self, cause: int, place: NDArray[np.int64], size: Floats) -> None:

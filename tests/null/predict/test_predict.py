@@ -15,6 +15,7 @@ from profiler.spec import load_cluster
 from search.candidate import Score
 from search.engine import Problem
 from search.predict import Prediction, layers_of, predict, predict_strategy
+from search.report.breakdown import show_prediction
 from search.request import Kernels, Request
 from search.space import Configuration
 from tests.null.search.alike import differences
@@ -179,3 +180,17 @@ def test_partial_recompute_is_of_the_first_layers_of_each_stage() -> None:
     directive = next(d for d in found.strategy.program.directives if d.op == "recompute")
     assert directive.to_data() == {"op": "recompute", "filter": {"LAYER": [0, 1, 5, 6]}, "policy": "full"}
     assert isinstance(found.config, Configuration)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+def test_bubble_is_all_that_compute_stands_still_and_waiting_is_its_part_without_communication(schedule: str) -> None:
+    found = run(pp=4, tp=2, schedule=schedule, zero=1)
+    score, simulation = found.score, found.simulation
+    outside = sum(score.exposed_communication_s.values()) - simulation.seconds.inner.sum(axis=1).mean()
+    assert "bubble" not in score.breakdown
+    assert sum(score.breakdown.values()) == pytest.approx(score.step_time_s)
+    assert score.bubble_ratio * score.step_time_s == pytest.approx(outside + score.breakdown["waiting"])
+    shown = show_prediction(found, capacity_bytes=80e9)
+    assert f"bubble {score.bubble_ratio:.1%}" in shown
+    assert shown.count("bubble") == 1
+    assert "waiting" in shown
