@@ -1,6 +1,7 @@
 """Published runs that other published runs contradict; they count in every score, and some are given without them too.
 
-What is said here rests on measurements and on how much memory a device has; step times predicted are not asked.
+The first doubt rests on measurements alone. The second leans on the memory model too, by which these runs fit with
+sequence parallelism only. Both were looked for where predictions were far off.
 """
 
 from __future__ import annotations
