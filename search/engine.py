@@ -31,7 +31,7 @@ FINER = "not tried: other buckets, prefetches or streams of configurations that 
 PATIENCE = 5
 """How many times its budget a search goes on for while nothing that fits has been found. The first batch is never cut
 short before that."""
-REORDERED = 8
+REORDERED = 5
 """Best candidates whose compute the list scheduler orders anew."""
 LONGEST = 8000
 """Actions of a step up to which it does (16,000 take it 10 s and more)."""
