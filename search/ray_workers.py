@@ -70,12 +70,15 @@ def cluster_evaluator(problem: Problem, address: str) -> Iterator[Run]:
         task, recipe = ray.remote(num_cpus=1)(evaluate), ray.put(recipe_of(problem))
         orders = problem.bounds.orders
 
+        def unfinished() -> list[Any]:
+            return ray.wait(running, num_returns=len(running), timeout=0)[1] if running else []
+
         def apart(batch: Sequence[Configuration], deadline_s: Callable[[], float], *, proved: bool = False) -> Outcomes:
             begun = [
                 task.remote(recipe, config, proved, orders.get(config.plain) if config.order == "list" else None)
                 for config in batch
             ]
-            running[:] = [*(ray.wait(running, num_returns=len(running), timeout=0)[1] if running else ()), *begun]
+            running[:] = [*unfinished(), *begun]
 
             def outcomes() -> Outcomes:
                 for config, future in zip(batch, begun, strict=True):
@@ -92,7 +95,7 @@ def cluster_evaluator(problem: Problem, address: str) -> Iterator[Run]:
             return outcomes()
 
         yield apart
-        for future in running:
+        for future in unfinished():
             ray.cancel(future, force=True)
     finally:
         session.close()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from torch._inductor import config as inductor
 
 from piper_core.errors import ConfigError
 from piper_core.program.program import Program
@@ -115,8 +116,8 @@ def test_what_cannot_be_compiled(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
-    line = refused(capsys, file, "--ranks", "real", "--compile")
+    with inductor.patch("cpp.cxx", ("no-such-compiler",)):  # monkeypatch would leave it hidden
+        line = refused(capsys, file, "--ranks", "real", "--compile")
     assert "Inductor found no C++ compiler on this machine; install g++" in line
 
 
