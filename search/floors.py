@@ -20,6 +20,8 @@ from search.stage_costs import PhaseSeconds, shards_of
 class Floors(Shapes):
     """Memory floors of all configurations of one model on one cluster."""
 
+    _last_lives: tuple[Shape | None, tuple[bool, bool], Lives | None] = None, (False, False), None
+
     def static_bytes(self, config: Configuration) -> list[float]:
         """Return parameters, gradients and optimiser state of one rank of each row, buffers left out."""
         return self._static(config, self.shape(config))
@@ -119,9 +121,9 @@ class Floors(Shapes):
         )  # fmt: skip
 
     def _lives(self, config: Configuration, shape: Shape, overlapping: bool, split: bool) -> Lives:
-        """Return what rows hold of a microbatch."""
-        known = shape.lives.get((overlapping, split))
-        if known is None:
+        """Return what rows hold of a microbatch; kept for the last shape alone, whose ZeRO stages come together."""
+        last, ways, known = self._last_lives
+        if last is not shape or ways != (overlapping, split) or known is None:
             rows = rows_of_stage(config.layout, config.pp, config.virtual_stages)
             hop = [shape.message_s if a != b or len(a) > 1 else 0.0 for a, b in pairwise(rows)]
             held, exchange = self.held(config, shape), not overlapping
@@ -133,9 +135,8 @@ class Floors(Shapes):
                 [backward(s, exchange=exchange) for s in shape.stages],
                 [s.weight_backward(exchange=exchange) if split else 0.0 for s in shape.stages],
             )  # fmt: skip
-            known = shape.lives[overlapping, split] = lives_of(
-                [flows_of(config.layout, row) for row in shape.mine], stages, overlapping=overlapping
-            )
+            known = lives_of([flows_of(config.layout, row) for row in shape.mine], stages, overlapping=overlapping)
+            self._last_lives = shape, (overlapping, split), known
         return known
 
     def _rest(self, config: Configuration, shape: Shape) -> list[float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -14,6 +13,7 @@ from piper_core.ir.action import ActionKind
 from piper_core.schedule.families import get_family
 from piper_core.schedule.grid import rows_of_stage
 from search.jit import Loops
+from search.sized import sized_cache
 
 F, B, BI, BW = range(4)
 PHASES = 4
@@ -66,7 +66,7 @@ class Ends:
     last: list[dict[int, tuple[float, float]]]
 
 
-@lru_cache(maxsize=512)
+@sized_cache(2_000_000)  # operations, 150 bytes each
 def numbered(schedule: str, pp: int, m: int, v: int) -> Numbered:
     """Return the order that a family emits."""
     family = get_family(schedule)

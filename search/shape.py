@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from piper_core.names import Recompute
-from search.life import Lives
 from search.partial_bound import PartialBounds, total
 from search.row_parts import RowEnds, RowParameters, RowWork, flows_of, stages_of_row, sum_parameters
 from search.space import Configuration
@@ -43,7 +42,6 @@ class Shape:
     held: Held | None = None
     ends: dict[tuple[int, bool, bool], RowEnds] = field(default_factory=dict)
     busy: dict[tuple[bool, bool], RowWork] = field(default_factory=dict)
-    lives: dict[tuple[bool, bool], Lives] = field(default_factory=dict)
 
 
 class Shapes(PartialBounds):

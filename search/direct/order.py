@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from piper_core.ir.dag import Ints, Mask
 from piper_core.names import Phase
 from piper_core.schedule.families import get_family
 from piper_core.schedule.grid import Grid
+from search.sized import sized_cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Hops:
     near: tuple[Ints, Ints]
 
 
-@lru_cache(maxsize=256)
+@sized_cache(1_000_000)  # macro actions, 150 bytes each
 def family_order(schedule: str, pp: int, m: int, v: int, stages: int) -> Order:
     """Return the order that a family emits."""
     return order_of(get_family(schedule).grid(pp, m, v), stages, m)
