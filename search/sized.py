@@ -29,6 +29,11 @@ class SizedCache(Generic[P, R]):
             self.size -= len(self._known.popitem(last=False)[1])
         return made
 
+    def cache_clear(self) -> None:
+        """Forget all answers."""
+        self._known.clear()
+        self.size = 0
+
 
 def sized_cache(most: int) -> Callable[[Callable[P, R]], SizedCache[P, R]]:
     """Return a decorator that keeps answers of a function up to a total length."""

@@ -19,3 +19,6 @@ def test_the_last_used_are_kept_as_long_as_they_are_short_enough_together() -> N
     assert len(cache(50)) == 50  # longer than all it holds: alone
     assert cache.size == 50
     assert cache(50) is cache(50)
+    cache.cache_clear()
+    assert cache.size == 0
+    assert len(cache(3)) == 3
