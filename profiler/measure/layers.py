@@ -117,13 +117,13 @@ class Layers:
         bound, _ = self._bound(unit)
         return bound
 
-    def turns(self, unit: Unit) -> Turns:
-        """Return calls that run a chunk as often as a step has it, on other values each time, up to ``TURNS_BYTES`` of
+    def turns(self, unit: Unit, most_bytes: int = TURNS_BYTES) -> Turns:
+        """Return calls that run a chunk as often as a step has it, on other values each time, up to ``most_bytes`` of
         them. What the chunk before has just made is the same each time, as it is in a cache then."""
         bound, fresh = self._bound(unit)
         others = [each for each, new in zip(bound.given, fresh, strict=True) if not new]
         size = sum(each.nbytes for each in others)
-        times = max(1, min(self.architecture.layers, TURNS_BYTES // max(1, size)))
+        times = max(1, min(self.architecture.layers, most_bytes // max(1, size)))
         given = [bound.given] + [
             [each if new else each.clone() for each, new in zip(bound.given, fresh, strict=True)]
             for _ in range(times - 1)

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from piper_core.errors import PiperError
+from piper_core.frontend.heap import keep_heap
 
 LIMIT_S = 600.0
 PR_SET_PDEATHSIG = 1
@@ -88,6 +89,8 @@ def _one(function: Callable[..., Any], place: tuple[int, int, str, str, int, flo
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(threads)
     backend = "gloo"
+    if kind == "cpu":
+        keep_heap()
     if kind == "cuda":
         torch.cuda.set_device(rank)
         backend = "nccl"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import ceil
+
+import torch
 
 from profiler.measure.clock import Clock, Timing
 from profiler.record import Sample
@@ -47,6 +49,38 @@ def sample(call: Callable[[], object], clock: Clock, effort: Effort) -> Sample:
         if len(taken) >= effort.least and _chosen(taken, effort).doubt <= effort.doubt:
             break
     return _chosen(taken, effort)
+
+
+def in_turn(calls: Mapping[str, Callable[[], object]], clock: Clock, effort: Effort) -> dict[str, Sample]:
+    """Time calls one by one, all of them round after round, until all are tight or their time is gone.
+
+    Code and values of a call have then left the nearest caches when its turn comes again, as they have in a step. What
+    runs out of memory is left out.
+    """
+    alive, taken, spent = dict(calls), {key: list[Timing]() for key in calls}, 0.0
+    for turn in range(effort.warm_up + effort.most):
+        for key, call in list(alive.items()):
+            try:
+                now = clock.time(call, 1)
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
+                del alive[key]
+                continue
+            spent += now.wall_s
+            if turn >= effort.warm_up:
+                taken[key].append(now)
+        rounds = turn + 1 - effort.warm_up
+        if rounds > 0 and spent >= effort.seconds * len(calls):
+            break
+        if rounds >= effort.least and all(_chosen(taken[key], effort).doubt <= effort.doubt for key in alive):
+            break
+    return {key: _chosen(taken[key], effort) for key in alive}
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    """Whether torch says by this that a device has no memory left."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)  # of a CPU
 
 
 def _chosen(taken: list[Timing], effort: Effort) -> Sample:

@@ -11,8 +11,9 @@ import torch
 
 from piper_core.arch.record import Architecture
 from piper_core.errors import ConfigError
+from piper_core.frontend.heap import keep_heap
 from profiler.fingerprint import Conditions, Machine, conditions, machine
-from profiler.measure.chunks import Shape, Subject, by_layers, drop, measure, subjects
+from profiler.measure.chunks import Shape, Subject, by_layers, drop, measure, measure_in_turn, subjects
 from profiler.measure.clock import clock_of
 from profiler.measure.quiet import check_priority
 from profiler.measure.repeat import LEAST, MOST, Effort
@@ -120,24 +121,31 @@ class Sitting:
         sites = {site: each.digest for each in traced for site in each.sites}
         self._keep(sites={s: d for s, d in sites.items() if d in self.found.chunks})
         clock = clock_of(self.wanted.device, self.wanted.threads, priority=self.wanted.priority)
+        if self.wanted.device == "cpu":
+            keep_heap()  # as ranks do that train
         if not self.found.updates:
             report("optimiser", 0, len(todo))
             self._keep(updates=measure_updates(clock, Effort(seconds=0.2), self.wanted.device))
-        turns = TURNS if self.wanted.device == "cpu" else 1
+        cpu = self.wanted.device == "cpu"
+        turns = TURNS if cpu else 1
         done, whole = 0, turns * len(todo)
         if todo and self.fixed_s() < (deadline_s - perf_counter()) / 2:  # few transfers are in every strategy
             self._transfers(report, (0, len(todo)))
         for group in [each for _ in range(turns) for each in by_layers(todo)]:
             made: dict[str, ChunkTime] = {}
             try:
-                for subject in group:
+                for part in [group] if cpu else [[subject] for subject in group]:
                     left = deadline_s - perf_counter()
                     if left <= 0:
                         break
-                    report(str(subject.sites[0]), done // turns, len(todo))
-                    now_ = measure(subject, clock, self.effort(left, whole - done, turns))
-                    made[subject.digest] = now_.joined(self.found.chunks.get(subject.digest))
-                    done += 1
+                    report(str(part[0].sites[0]), done // turns, len(todo))
+                    effort = self.effort(left, whole - done, turns)
+                    timed = (
+                        measure_in_turn(part, clock, effort) if cpu
+                        else {part[0].digest: measure(part[0], clock, effort)}
+                    )
+                    made |= {digest: each.joined(self.found.chunks.get(digest)) for digest, each in timed.items()}
+                    done += len(part)
             finally:
                 self._keep(chunks=made, sites={s: d for s, d in sites.items() if d in made})
                 drop(group)

@@ -26,8 +26,9 @@ from profiler.measure.processes import LIMIT_S, on_processes
 from profiler.measure.quiet import before_others, waited_s
 from profiler.measure.transfers import DISTURBED
 
-STEPS = 1
-"""Steps of a burst, one right after the other, between two meetings of all ranks."""
+LEAD_IN, STEPS = 1, 2
+"""Steps of a burst, one right after the other, between two meetings of all ranks: those not timed, which bring a
+strategy's own values back into the caches after the others' turns, and those timed."""
 WARM_UP = 2
 
 
@@ -120,6 +121,8 @@ def _run(rank: int, vocab: int, ready: list[Ready], rounds: int, priority: bool)
 
 
 def _burst(call: Call) -> tuple[float, bool]:
+    for _ in range(LEAD_IN):
+        call()
     before, start = waited_s(), perf_counter()
     for _ in range(STEPS):
         call()
