@@ -40,6 +40,7 @@ BYTES, SOME_BYTES, ELEMENTS = Range(0, 2**60), Range(1, 2**60), Range(1, 2**60)
 RANKS, GROUP, SEQUENCES, TOKENS = Range(1, 2**20), Range(2, 2**20), Range(1, 2**20), Range(1, 2**30)
 COUNT, TIMES = Range(1, 2**20), Range(0, 2**40)
 LOAD, MHZ = Range(0, 1e6, whole=False), Range(0, 1e6, whole=False)
+PACE = Range(0, 3600, whole=False)
 PHASES = {each.name: each for each in Phase if each is not Phase.NONE}
 METHODS: dict[str, Method] = {each: each for each in get_args(Method)}
 
@@ -74,6 +75,7 @@ def to_data(profile: Profile) -> dict[str, Any]:
             for r in profile.runs
         ],
         "conditions": [asdict(each) for each in profile.conditions],
+        "pace_s": _digits(profile.pace_s),
     }  # fmt: skip
 
 
@@ -102,6 +104,7 @@ def from_data(data: Mapping[str, Any], where: str = "profile") -> Profile:
         ),
         runs=tuple(map(_run, entry.each("runs"))),
         conditions=tuple(map(_conditions, entry.each("conditions"))),
+        pace_s=entry.number("pace_s", PACE) if "pace_s" in data else 0.0,  # older files lack it
     )
     for site, digest in made.sites.items():
         if digest not in made.chunks:

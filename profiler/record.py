@@ -35,6 +35,9 @@ class Sample:
         if not self.times_s or not all(isfinite(t) and t > 0 for t in self.times_s):
             raise ValueError("a sample has at least one time, and all are positive and finite")
 
+    def scaled(self, factor: float) -> Sample:
+        return Sample(tuple(each * factor for each in self.times_s), self.interrupted)
+
     @cached_property
     def sorted_s(self) -> tuple[float, ...]:
         return tuple(sorted(self.times_s))
@@ -111,6 +114,12 @@ class ChunkTime:
         times = before.sample.times_s + self.sample.times_s
         return replace(self, sample=Sample(times, before.sample.interrupted + self.sample.interrupted))
 
+    def scaled(self, factor: float) -> ChunkTime:
+        """Return this with its times multiplied."""
+        if self.sample is None:
+            return self
+        return replace(self, sample=self.sample.scaled(factor))
+
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
@@ -174,7 +183,8 @@ class Profile:
     """All that was measured of one model on one kind of machine; tuples are in the order they were measured in.
 
     ``chunks`` is by structural digest, ``sites`` says which chunk each site is; ``dispatch`` is what starting and
-    finishing a message takes of the thread that computes.
+    finishing a message takes of the thread that computes. Chunks were timed while a fixed piece of work took
+    ``pace_s`` (:mod:`profiler.measure.pace`; 0: unknown).
     """
 
     machine: Machine
@@ -190,6 +200,7 @@ class Profile:
     runs: tuple[Run, ...] = ()
     conditions: tuple[Conditions, ...] = ()
     meetings: tuple[Meeting, ...] = ()
+    pace_s: float = 0.0
 
     @property
     def dtype_bytes(self) -> int:
@@ -217,5 +228,5 @@ class Profile:
             self, chunks=self.chunks | other.chunks, sites=self.sites | other.sites,
             transfers=tuple(transfers.values()), updates=tuple(updates.values()), overlaps=tuple(overlaps.values()),
             dispatch=other.dispatch or self.dispatch, meetings=other.meetings or self.meetings,
-            runs=tuple(runs.values()), conditions=tuple(seen),
+            runs=tuple(runs.values()), conditions=tuple(seen), pace_s=other.pace_s or self.pace_s,
         )  # fmt: skip

@@ -17,6 +17,7 @@ from piper_core.runtime.graphs import Unit
 from piper_core.runtime.measure import Meter
 from profiler.measure.clock import Clock
 from profiler.measure.layers import TURNS_BYTES, Bound, Layers
+from profiler.measure.pace import Pace
 from profiler.measure.repeat import Effort, in_turn, out_of_memory, sample
 from profiler.record import OUT_OF_MEMORY, ChunkTime, Sample, Site
 
@@ -108,7 +109,9 @@ def measure(subject: Subject, clock: Clock, effort: Effort) -> ChunkTime:
         return ChunkTime(None, failed=OUT_OF_MEMORY)
 
 
-def measure_in_turn(group: list[Subject], clock: Clock, effort: Effort) -> dict[str, ChunkTime]:
+def measure_in_turn(
+    group: list[Subject], clock: Clock, effort: Effort, pace: Pace | None = None
+) -> dict[str, ChunkTime]:
     """Time the chunks of one shape in turn, phase after phase as in a step, and return each by its digest.
 
     A chunk that is called again and again finds its code and its dispatch in the core's caches: those of tiny models
@@ -122,7 +125,7 @@ def measure_in_turn(group: list[Subject], clock: Clock, effort: Effort) -> dict[
         for each in ordered:
             with suppress_out_of_memory():
                 calls[each.digest] = each.layers.turns(each.unit, TURNS_BYTES // len(group))
-        times = in_turn(calls, clock, effort)
+        times = in_turn(calls, clock, effort, pace)
         for each in ordered:
             with suppress_out_of_memory():
                 if each.digest in times:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 import torch
 
 from profiler.measure.clock import Clock, Timing
+from profiler.measure.pace import Pace
 from profiler.record import Sample
 
 LEAST, MOST = 7, 40
 """Times of a call, fewer where its seconds are gone before."""
+
+READ_EVERY = 8
+"""Calls between two readings of the pace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,29 +55,38 @@ def sample(call: Callable[[], object], clock: Clock, effort: Effort) -> Sample:
     return _chosen(taken, effort)
 
 
-def in_turn(calls: Mapping[str, Callable[[], object]], clock: Clock, effort: Effort) -> dict[str, Sample]:
+def in_turn(
+    calls: Mapping[str, Callable[[], object]], clock: Clock, effort: Effort, pace: Pace | None = None
+) -> dict[str, Sample]:
     """Time calls one by one, all of them round after round, until all are tight or their time is gone.
 
-    Code and values of a call have then left the nearest caches when its turn comes again, as they have in a step. What
-    runs out of memory is left out.
+    Code and values of a call have then left the nearest caches when its turn comes again, as they have in a step. The
+    times of a round are brought to the base of ``pace``. What runs out of memory is left out.
     """
     alive, taken, spent = dict(calls), {key: list[Timing]() for key in calls}, 0.0
     for turn in range(effort.warm_up + effort.most):
-        for key, call in list(alive.items()):
+        times: dict[str, Timing] = {}
+        readings: list[float] = []
+        for at, (key, call) in enumerate(list(alive.items())):
+            if pace is not None and at % READ_EVERY == 0:
+                readings.append(pace.read())
             try:
-                now = clock.time(call, 1)
+                times[key] = clock.time(call, 1)
             except RuntimeError as error:
                 if not out_of_memory(error):
                     raise
                 del alive[key]
-                continue
-            spent += now.wall_s
-            if turn >= effort.warm_up:
-                taken[key].append(now)
-        rounds = turn + 1 - effort.warm_up
-        if rounds > 0 and spent >= effort.seconds * len(calls):
+        spent += sum(each.wall_s for each in times.values())
+        if turn < effort.warm_up:
+            continue
+        factor = 1.0 if pace is None else pace.factor([*readings, pace.read()])
+        for key, each in times.items():
+            taken[key].append(replace(each, seconds=each.seconds * factor))
+        if spent >= effort.seconds * len(calls):
             break
-        if rounds >= effort.least and all(_chosen(taken[key], effort).doubt <= effort.doubt for key in alive):
+        if turn + 1 - effort.warm_up >= effort.least and all(
+            _chosen(taken[key], effort).doubt <= effort.doubt for key in alive
+        ):
             break
     return {key: _chosen(taken[key], effort) for key in alive}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 
 import torch
@@ -15,6 +16,7 @@ from piper_core.frontend.heap import keep_heap
 from profiler.fingerprint import Conditions, Machine, conditions, machine
 from profiler.measure.chunks import Shape, Subject, by_layers, drop, measure, measure_in_turn, subjects
 from profiler.measure.clock import clock_of
+from profiler.measure.pace import Pace
 from profiler.measure.quiet import check_priority
 from profiler.measure.repeat import LEAST, MOST, Effort
 from profiler.measure.transfers import Bench, measure_groups
@@ -30,7 +32,7 @@ MOST_RANKS = 8
 UPDATES_S = 1.5
 MOST_S, LEAST_S = 0.4, 0.01
 """Seconds that one chunk may have, with all the time in the world and with the least budget."""
-TURNS = 3
+TURNS = 5
 """How often all chunks take turns on a CPU, so that what drifts (clocks, neighbours) meets all of them."""
 OVERHEAD = 1.15
 """Seconds of a chunk's measuring for one second of its calls: graphs and memory."""
@@ -128,6 +130,7 @@ class Sitting:
             self._keep(updates=measure_updates(clock, Effort(seconds=0.2), self.wanted.device))
         cpu = self.wanted.device == "cpu"
         turns = TURNS if cpu else 1
+        pace = Pace(self.found.pace_s) if cpu and todo else None
         done, whole = 0, turns * len(todo)
         if todo and self.fixed_s() < (deadline_s - perf_counter()) / 2:  # few transfers are in every strategy
             self._transfers(report, (0, len(todo)))
@@ -141,18 +144,32 @@ class Sitting:
                     report(str(part[0].sites[0]), done // turns, len(todo))
                     effort = self.effort(left, whole - done, turns)
                     timed = (
-                        measure_in_turn(part, clock, effort) if cpu
+                        measure_in_turn(part, clock, effort, pace)
+                        if cpu
                         else {part[0].digest: measure(part[0], clock, effort)}
                     )
                     made |= {digest: each.joined(self.found.chunks.get(digest)) for digest, each in timed.items()}
                     done += len(part)
             finally:
-                self._keep(chunks=made, sites={s: d for s, d in sites.items() if d in made})
+                self._keep(
+                    chunks=made, sites={s: d for s, d in sites.items() if d in made},
+                    pace_s=0.0 if pace is None else pace.base_s,
+                )  # fmt: skip
                 drop(group)
+        if pace is not None and pace.seen:
+            self._settle(pace, todo)
         if self.fixed_s() < deadline_s - perf_counter():
             self._transfers(report, (done // turns, len(todo)))
         report("done", done // turns, len(todo))
         return self.found
+
+    def _settle(self, pace: Pace, todo: list[Subject]) -> None:
+        """Bring the chunks of a first sitting to the pace that the machine had in the middle of it."""
+        if len(todo) < len(self.found.chunks):
+            return  # others are at the base already
+        base_s = median(pace.seen)
+        chunks = {digest: each.scaled(base_s / pace.base_s) for digest, each in self.found.chunks.items()}
+        self._keep(chunks=chunks, pace_s=base_s)
 
     def _transfers(self, report: Report, count: tuple[int, int]) -> None:
         sizes = self.group_sizes

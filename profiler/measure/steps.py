@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from statistics import fmean, median
 from time import perf_counter
 
 import torch
@@ -22,6 +23,7 @@ from piper_core.runtime.lowering import Lowering
 from piper_core.runtime.model import ArchitectureSource
 from piper_core.runtime.program import RankProgram
 from piper_core.schedule.compile import Compiled
+from profiler.measure.pace import Pace
 from profiler.measure.processes import LIMIT_S, on_processes
 from profiler.measure.quiet import before_others, waited_s
 from profiler.measure.transfers import DISTURBED
@@ -30,6 +32,8 @@ LEAD_IN, STEPS = 1, 2
 """Steps of a burst, one right after the other, between two meetings of all ranks: those not timed, which bring a
 strategy's own values back into the caches after the others' turns, and those timed."""
 WARM_UP = 2
+READINGS = 3
+"""Readings of the pace before a burst, and after."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +52,12 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """Seconds a step, of the slowest rank, and whether something else kept a rank waiting."""
+    """Seconds a step, of the slowest rank, whether something else kept a rank waiting, and the pace of the cores
+    meanwhile, in seconds of :mod:`profiler.measure.pace`."""
 
     seconds: float
     disturbed: bool
+    pace_s: float
 
 
 def measure_steps(architecture: Architecture, trials: Sequence[Trial], rounds: int, *, threads: int = 1,
@@ -67,12 +73,15 @@ def measure_steps(architecture: Architecture, trials: Sequence[Trial], rounds: i
     found = []
     for i, trial in enumerate(trials):
         turns = zip(*(answers[i] for answers in by_rank[: trial.ranks]), strict=True)
-        found.append([Burst(max(s for s, _ in turn), any(cut for _, cut in turn)) for turn in turns])
+        found.append([
+            Burst(max(s for s, *_ in turn), any(cut for _, cut, _ in turn), fmean(pace for *_, pace in turn))
+            for turn in turns
+        ])  # fmt: skip
     return found
 
 
 Call = Callable[[], object]
-Turns = list[tuple[float, bool]]
+Turns = list[tuple[float, bool, float]]
 Ready = tuple[Trial, Lowering]
 
 
@@ -107,27 +116,30 @@ def _run(rank: int, vocab: int, ready: list[Ready], rounds: int, priority: bool)
                 dist.barrier()
                 if call is not None:
                     call()
+        pace = Pace()
         found: list[Turns] = [[] for _ in ready]
         for _ in range(rounds):
             for i, call in enumerate(calls):
                 with before_others(priority):
                     dist.barrier()
                     if call is not None:
-                        found[i].append(_burst(call))
+                        found[i].append(_burst(call, pace))
         return found
     finally:
         with suppress(RuntimeError):
             communicator.close()
 
 
-def _burst(call: Call) -> tuple[float, bool]:
+def _burst(call: Call, pace: Pace) -> tuple[float, bool, float]:
+    readings = [pace.read() for _ in range(READINGS)]
     for _ in range(LEAD_IN):
         call()
     before, start = waited_s(), perf_counter()
     for _ in range(STEPS):
         call()
-    took = perf_counter() - start
-    return took / STEPS, waited_s() - before > DISTURBED * took
+    took, waited = perf_counter() - start, waited_s() - before
+    readings += [pace.read() for _ in range(READINGS)]
+    return took / STEPS, waited > DISTURBED * took, median(readings)
 
 
 def _call(rank: int, vocab: int, trial: Trial, lowering: Lowering, communicator: GlooCommunicator) -> Call:

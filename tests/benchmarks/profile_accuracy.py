@@ -97,13 +97,15 @@ def measured(model: str, chosen: list[dict[str, Any]], store: Path, priority: bo
         found.append(by_profile(guess, profile, architecture, cluster))
         trials.append(Trial(named(options_), guess.compiled, given["micro_batch"], SEQ))
     print(f"{model}: profile in {took:.0f} s, {len(trials)} strategies", flush=True)
-    rows = []
+    rows: list[Row] = []
+    paces: list[float] = []
     for trial, each, bursts in zip(
         trials, found, measure_steps(architecture, trials, ROUNDS, priority=priority), strict=True
     ):
         quiet = [b.seconds for b in bursts if not b.disturbed]
         times = quiet if len(quiet) >= 5 else [b.seconds for b in bursts]
         sample = Sample(tuple(times), len(bursts) - len(times))
+        paces += [b.pace_s for b in bursts]
         score = each.found.score
         keep_run(path, profile, trial.name, program_digest(each.found.strategy.program), sample, score)
         rows.append(
@@ -113,6 +115,8 @@ def measured(model: str, chosen: list[dict[str, Any]], store: Path, priority: bo
                 tuple(b.seconds for b in bursts),
             )
         )  # fmt: skip
+    print(f"the fixed work of a core's pace took {median(paces) * 1e3:.2f} ms beside the steps, "
+          f"{profile.pace_s * 1e3:.2f} ms beside the profile")  # fmt: skip
     return rows
 
 
