@@ -98,6 +98,7 @@ def _one(function: Callable[..., Any], place: tuple[int, int, str, str, int, flo
         backend, init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s)
     )
     try:
+        dist.barrier()  # a rank that is done at once would leave while others still connect to it
         sender.send((True, function(rank, *args)))
     except PiperError as error:
         sender.send((False, error))

@@ -77,12 +77,13 @@ def in_turn(
                     raise
                 del alive[key]
         spent += sum(each.wall_s for each in times.values())
-        if turn < effort.warm_up:
+        gone = spent >= effort.seconds * len(calls)
+        if turn < effort.warm_up and not gone:
             continue
         factor = 1.0 if pace is None else pace.factor([*readings, pace.read()])
         for key, each in times.items():
             taken[key].append(replace(each, seconds=each.seconds * factor))
-        if spent >= effort.seconds * len(calls):
+        if gone:
             break
         if turn + 1 - effort.warm_up >= effort.least and all(
             _chosen(taken[key], effort).doubt <= effort.doubt for key in alive

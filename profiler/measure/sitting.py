@@ -141,7 +141,7 @@ class Sitting:
                     left = deadline_s - perf_counter()
                     if left <= 0:
                         break
-                    report(str(part[0].sites[0]), done // turns, len(todo))
+                    report(_what(part), done // turns, len(todo))
                     effort = self.effort(left, whole - done, turns)
                     timed = (
                         measure_in_turn(part, clock, effort, pace)
@@ -191,6 +191,13 @@ class Sitting:
         if not hasattr(self, "_began"):
             self._began = conditions(self.wanted.device)
         return self._began
+
+
+def _what(part: list[Subject]) -> str:
+    if len(part) == 1:
+        return str(part[0].sites[0])
+    layers = part[0].layers
+    return f"{len(part)} chunks of {Shape(layers.degrees, layers.micro_batch, layers.seq_len)}"
 
 
 def _words(seconds: float) -> str:

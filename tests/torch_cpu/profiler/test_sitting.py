@@ -60,7 +60,7 @@ def test_all_that_was_wanted_is_there_and_on_disk(clock: FakeClock, tmp_path: Pa
     told = run(made)
     assert made.missing(made.trace()) == []
     assert told[-1] == "done"
-    assert "mlp F b1 s32" in told
+    assert "18 chunks of b1 s32" in told
     assert to_data(load(path)) == to_data(made.found)
     assert len(made.found.updates) == 5
     assert made.found.conditions
@@ -81,14 +81,14 @@ def test_it_goes_on_where_it_was(clock: FakeClock, tmp_path: Path) -> None:
 
 def test_ctrl_c_keeps_what_is_measured(clock: FakeClock, tmp_path: Path) -> None:
     path = tmp_path / "a.profile.json"
-    clock.ends = 90
-    made = sit(path)
+    clock.ends = 150
+    made = sit(path, micro_batch=(1, 2))
     with pytest.raises(KeyboardInterrupt):
         run(made)
     found = load(path)
     assert 0 < len(found.chunks) < len(made.trace())
     clock.ends = 0
-    run(sit(path))
+    run(sit(path, micro_batch=(1, 2)))
     assert len(load(path).chunks) == len(made.trace())
 
 
@@ -126,7 +126,7 @@ def test_transfers_come_first_where_there_is_time(clock: FakeClock, monkeypatch:
         made = Sitting(LLAMA, Wanted(tuple(shapes(LLAMA, SEQ)), ranks=2), None)
         told = run(made, budget_s)
         at = told.index("transfers among 2")
-        assert (at < told.index("mlp F b1 s32")) == first
+        assert (at < told.index("18 chunks of b1 s32")) == first
         assert [t.ranks for t in made.found.transfers] == [2]
 
 
@@ -145,12 +145,18 @@ def test_the_command_measures_and_says_so(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_chunks_take_turns(clock: FakeClock) -> None:
-    """All of them once, then all again: their times are joined."""
-    made = Sitting(LLAMA, Wanted(tuple(shapes(LLAMA, SEQ))), None)
-    told = run(made, 100.0)
-    names = [str(each.sites[0]) for each in made.trace()]
-    first = told.index(names[0])
-    assert told[first : first + len(names) * sitting.TURNS] == names * sitting.TURNS
-    for each in made.found.chunks.values():
-        assert each.sample is not None
-        assert len(each.sample.times_s) >= 2 * sitting.TURNS
+    """All shapes once, then all again: their times are joined, and are all of one pace."""
+    made = Sitting(LLAMA, Wanted(tuple(shapes(LLAMA, SEQ, micro_batch=(1, 2)))), None)
+    told = [text for text in run(made, 100.0) if "chunks of" in text]
+    assert told == ["18 chunks of b1 s32", "18 chunks of b2 s32"] * sitting.TURNS
+    times = [each.sample for each in made.found.chunks.values()]
+    assert all(each is not None and len(each.times_s) >= 2 * sitting.TURNS for each in times)
+    assert made.found.pace_s > 0
+
+
+def test_a_later_sitting_keeps_the_pace_of_the_first(clock: FakeClock, tmp_path: Path) -> None:
+    path = tmp_path / "a.profile.json"
+    run(sit(path))
+    first = load(path).pace_s
+    run(sit(path, micro_batch=(1, 2)))
+    assert load(path).pace_s == first > 0
