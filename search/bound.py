@@ -16,16 +16,13 @@ import numpy as np
 from piper_core.arch.chunk import Chunk
 from piper_core.names import Collective
 from piper_core.schedule.families import FAMILIES
-from piper_core.schedule.grid import Grid, Layout
+from piper_core.schedule.grid import Grid, Layout, rows_of_stage
 from search.cost.base import CostModel
 from search.floors import Floors
-from search.partial_bound import (
-    COMPUTE_BYTES,
-    GRADIENT_BYTES,
-    OVERLAPPING,
-    overlaps,
-)
+from search.partial_bound import COMPUTE_BYTES, GRADIENT_BYTES, OVERLAPPING, overlaps
+from search.passage import passage
 from search.replay import Times, numbered, replay
+from search.route import route_of, synced_of
 from search.row_parts import (
     RowEnds,
     RowParameters,
@@ -35,7 +32,7 @@ from search.row_parts import (
 )
 from search.shape import Shape
 from search.space import Configuration
-from search.stage_costs import StageCosts, mesh_of, ranks_of, shards_of
+from search.stage_costs import StageCosts, mesh_of, ranks_of
 
 MIB = 1 << 20
 
@@ -81,7 +78,19 @@ class Bounds(Floors):
         idle = least - compute  # hides collectives for nothing
         slower = self.cost.overlap_slowdown - 1
         least = least + slower * np.maximum(0.0, np.maximum(share * rows.talk, ends.talk) - idle)
-        return max(best, float(np.maximum(least, ends.floor).max())) + self._norm_s(config)
+        best = max(
+            best, float(np.maximum(least, ends.floor).max()), self._passage(config, shape, ends, overlapping, split)
+        )
+        return best + self._norm_s(config)
+
+    def _passage(self, config: Configuration, shape: Shape, ends: RowEnds, overlapping: bool, split: bool) -> float:
+        """Return what a step takes at least because stages follow one another."""
+        known = shape.routes.get((overlapping, split))
+        if known is None:
+            chains = self.chains(config, shape) if overlapping else None
+            known = shape.routes[overlapping, split] = route_of(config, shape, chains, split)
+        m = config.num_microbatches // (2 if config.layout is Layout.BIDIRECTIONAL else 1)
+        return passage(known, m, ends.enter, ends.ready, ends.reduce)
 
     def busy_bound(self, config: Configuration) -> float:
         """Return the part of :meth:`time_bound` that does not depend on the ZeRO stage: no reduction, no update."""
@@ -105,31 +114,41 @@ class Bounds(Floors):
         if known is None:
             found = [self._end(config, shape, row, overlapping, split) for row in range(config.pp)]
             enter, *columns = zip(*found, strict=True)
-            known = RowEnds(min(at for at in enter if at >= 0.0), *map(np.asarray, columns))
+            syncs = [self._syncs(config, shape, row) for row in range(config.pp)]
+            rows = rows_of_stage(config.layout, config.pp, config.virtual_stages)
+            at = [syncs[held[0]][s] for s, held in enumerate(rows)]
+            updated = [sum([each.update for each in syncs[held[0]].values()]) for held in rows]
+            ready = [max(own, each.update + each.gather) for own, each in zip(updated, at, strict=True)]
+            update, floor, late, talk, between = map(np.asarray, columns)
+            first, reduce = min(each for each in enter if each >= 0.0), np.asarray([each.reduce for each in at])
+            known = RowEnds(first, update, floor, late, talk, between, np.asarray(ready), reduce)
             shape.ends[key] = known
         return known
 
     def _end(
         self, config: Configuration, shape: Shape, row: int, overlapping: bool, split: bool
-    ) -> tuple[float, float, float, float, float]:
+    ) -> tuple[float, float, float, float, float, float]:
         """Return the columns of :class:`RowEnds` for one row; it enters at -1 where the first stage is on another."""
         m, zero, held = config.num_microbatches, config.zero, shape.mine[row]
         sync = self._syncs(config, shape, row)
         update = sum([each.update for each in sync.values()])
-        floor = -1.0
+        floor = between = -1.0
         gathers, reductions = (sum(each.gather for each in sync.values()), sum(each.reduce for each in sync.values()))
         enter = max(update, sync[0].update + sync[0].first_gather) if 0 in sync else -1.0
         late = min([each.first_reduce for each in sync.values()])
         if zero >= 2:
             gathers, reductions = gathers * (2 * m if zero == 3 else 1), m * reductions
             floor = max(update + reductions, sync[min(held)].update + gathers)
-        elif not overlapping:
+        else:
+            between, floor = synced_of(config, shape, sync, overlapping, split)
+            floor += min([each.update for each in sync.values()])
+        if zero < 2 and not overlapping:
 
             def hidden(s: int) -> float:
                 return shape.stages[s].weight_backward() if split else shape.stages[s].backward()
 
             late = min([max(each.first_reduce, each.reduce - hidden(s)) for s, each in sync.items()])
-        return enter, update, floor, late, max(gathers, reductions)
+        return enter, update, floor, late, max(gathers, reductions), between
 
     def _syncs(self, config: Configuration, shape: Shape, row: int) -> dict[int, StageSync]:
         """Return what each stage of a row updates and communicates for data parallelism."""
@@ -217,7 +236,7 @@ class Bounds(Floors):
                       max(piece.input_backward(), backward), piece.weight_backward()]  # fmt: skip
             if overlapping:
                 compute += [piece.forward(exchange=False), piece.backward(exchange=False), 0.0, 0.0]
-                f, b = self._inner_exchange(config, s, stages)
+                f, b = self.inner_exchange(config, s, stages)
                 chain += [
                     piece.f + max(0.0, piece.f_exchange - f),
                     piece.bi + piece.bw + max(0.0, piece.b_exchange - b),
@@ -233,13 +252,6 @@ class Bounds(Floors):
             first.append(mine)
         start = [sum(each.update for each in sync.values()) for sync in syncs]
         return Times(whole, compute, chain, gathers, shape.message_s, start, first)
-
-    def _inner_exchange(self, config: Configuration, stage: int, stages: int) -> tuple[float, float]:
-        """Return the exchanges of a stage's outermost chunks, in F and in B: members of an overlap group may have them
-        before the group starts, or after its row is free again."""
-        embed, layer, head = self.costs.outer(shards_of(config), config.micro_batch)
-        found = [layer, *([embed] if stage == 0 else []), *([head] if stage == stages - 1 else [])]
-        return sum(each.f_exchange for each in found), sum(each.b_exchange for each in found)
 
     def _gathers(self, config: Configuration, shape: Shape) -> tuple[list[float], list[float]]:
         """Return, for each stage, the seconds of gathering that an F, and a B or BI, spends at least between its first

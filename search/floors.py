@@ -7,9 +7,10 @@ from math import inf
 
 import numpy as np
 
+from piper_core.ir.dag import Floats
 from piper_core.schedule.grid import Layout, rows_of_stage
 from search.life import Lives, Stages, Waits, lives_of
-from search.partial_bound import COMPUTE_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES, backward_s, compute_s, talk_s
+from search.partial_bound import COMPUTE_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES, backward_s, compute_s
 from search.replay import numbered, peaks_of
 from search.row_parts import RowWork, alive_chunks, flows_of, places_of_row
 from search.shape import Shape, Shapes
@@ -77,24 +78,44 @@ class Floors(Shapes):
             exchange = not overlapping
             kinds = [
                 (
-                    s.forward(exchange=exchange),
-                    backward_s(s, split, exchange),
-                    s.backward(),
-                    compute_s(s),
-                    talk_s(s, config),
+                    s.forward(exchange=exchange) + backward_s(s, split, exchange), compute_s(s), s.tensor, s.expert,
+                    s.context, s.forward(), s.backward(),
                 )
                 for s in shape.times.distinct
-            ]
+            ]  # fmt: skip
             each = np.asarray(kinds)[shape.times.number]
             places, starts, first = places_of_row(config.layout, config.pp, config.virtual_stages)
-            forward, backward, _, compute, talk = np.add.reduceat(each[places], starts).T
+            own, compute, *axes = np.add.reduceat(each[places, :5], starts).T
+            talk = np.maximum.reduce(axes)  # each axis has a stream
             passed = np.zeros((len(each) + 1, 2))
-            np.cumsum(each[:, ::2][:, :2] + shape.message_s, axis=0, out=passed[1:])
-            work = np.maximum(forward + backward, talk)
-            hidden = talk if overlapping else np.zeros(len(first))
+            np.cumsum(each[:, 5:] + shape.message_s, axis=0, out=passed[1:])
+            work, hidden = np.maximum(own, talk), np.zeros(len(first))
+            if overlapping:
+                chains = np.add.reduceat(self.chains(config, shape)[places], starts)
+                work, hidden = np.maximum(work, chains.max(axis=1)), talk
             known = RowWork(passed[first, 0], work, passed[first, 1], compute, hidden)
             shape.busy[overlapping, split] = known
         return known
+
+    def chains(self, config: Configuration, shape: Shape) -> Floats:
+        """Return the seconds from first to last of what a stage's forward, and its backward, does in turn, shape
+        (stages, 2): what an overlap group takes at least that it is a member of. A group has one of each, so that
+        neither all forwards of a row nor all backwards take less together. What the outermost chunks exchange may be
+        through before the group starts, or come when its row is free again; what is recomputed may be another member.
+        """
+        found = np.empty((len(shape.stages), 2))
+        for s, piece in enumerate(shape.stages):
+            f, b = self.inner_exchange(config, s, len(shape.stages))
+            found[s, 0] = piece.f + max(0.0, piece.f_exchange - f)
+            found[s, 1] = piece.bi + piece.bw + max(0.0, min(piece.b_exchange, piece.bi_exchange) - b)
+        return found
+
+    def inner_exchange(self, config: Configuration, stage: int, stages: int) -> tuple[float, float]:
+        """Return the exchanges of a stage's outermost chunks, in F and in B or BI: members of an overlap group may have
+        them before the group starts, or after its row is free again."""
+        embed, layer, head = self.costs.outer(shards_of(config), config.micro_batch)
+        found = [layer, *([embed] if stage == 0 else []), *([head] if stage == stages - 1 else [])]
+        return sum(e.f_exchange for e in found), sum(max(e.b_exchange, e.bi_exchange) for e in found)
 
     def waits(
         self, config: Configuration, work: RowWork, overlapping: bool, split: bool, gap: float, capacity_bytes: float

@@ -131,7 +131,7 @@ class PartialBounds:
     def _work(self, whole: PhaseSeconds, part: Configuration) -> float:
         """Return the seconds of one microbatch on one row that does it all, or on the busier of the streams of its
         inner collectives, where overlap groups may hide them."""
-        return max(self._compute(whole, part), talk_s(whole, part))
+        return max(self._compute(whole, part), talk_s(whole))
 
     def _compute(self, whole: PhaseSeconds, part: Configuration) -> float:
         exchange = not overlaps(part)
@@ -203,10 +203,9 @@ def total(sizes: Sequence[float], counts: Sequence[int]) -> float:
     return sum(size * n for size, n in zip(sizes, counts, strict=True))
 
 
-def talk_s(piece: PhaseSeconds, config: Configuration) -> float:
-    """Return the seconds of a microbatch on the busier of the streams of its inner collectives."""
-    streams = max(1, sum(degree > 1 for degree in (config.tp, config.ep, config.cp)))
-    return (piece.f_exchange + min(piece.b_exchange, piece.bi_exchange)) / streams
+def talk_s(piece: PhaseSeconds) -> float:
+    """Return the seconds of a microbatch on the busiest of the streams of its inner collectives: each axis has one."""
+    return max(piece.tensor, piece.expert, piece.context)
 
 
 def compute_s(piece: PhaseSeconds) -> float:

@@ -47,13 +47,17 @@ class RowEnds:
     """What data parallelism adds to rows at least, shape (rows,). From the norm of the step before: ``enter`` is when a
     first forward of the model may start, ``update`` when a row has updated its stages, ``floor`` when its
     collectives may be through. ``late`` comes after its last backward. ``talk`` is what the busier of its streams of
-    collectives takes."""
+    collectives takes, ``between`` what passes from its first forward until they are through. Of stages, shape
+    (stages,): when one is ``ready`` with all parameters, and what it takes to ``reduce`` it."""
 
     enter: float
     update: Floats
     floor: Floats
     late: Floats
     talk: Floats
+    between: Floats
+    ready: Floats
+    reduce: Floats
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from itertools import accumulate
 
 from piper_core.names import Recompute
 from search.partial_bound import PartialBounds, total
+from search.passage import Route
 from search.row_parts import RowEnds, RowParameters, RowWork, flows_of, stages_of_row, sum_parameters
 from search.space import Configuration
 from search.stage_costs import PhaseSeconds, StageTimes, shards_of
@@ -42,6 +43,7 @@ class Shape:
     held: Held | None = None
     ends: dict[tuple[int, bool, bool], RowEnds] = field(default_factory=dict)
     busy: dict[tuple[bool, bool], RowWork] = field(default_factory=dict)
+    routes: dict[tuple[bool, bool], Route] = field(default_factory=dict)
 
 
 class Shapes(PartialBounds):

@@ -24,7 +24,9 @@ from search.space import Configuration
 @dataclass(frozen=True, slots=True)
 class PhaseSeconds:
     """Seconds of one piece of a model for one microbatch: ``compute`` alone, and ``exchange`` (its inner
-    collectives), for F, BI and BW, and B, whose exchanges are not BI's and BW's added up."""
+    collectives), for F, BI and BW, and B, whose exchanges are not BI's and BW's added up. ``tensor``, ``expert`` and
+    ``context`` are of the exchanges of a forward, a backward (whole, or BI and BW) and what is recomputed those over
+    each axis, at least."""
 
     f: float
     bi: float
@@ -35,19 +37,23 @@ class PhaseSeconds:
     bw_exchange: float
     r: float = 0.0
     r_exchange: float = 0.0
+    tensor: float = 0.0
+    expert: float = 0.0
+    context: float = 0.0
 
     def __add__(self, other: PhaseSeconds) -> PhaseSeconds:
         return PhaseSeconds(
             self.f + other.f, self.bi + other.bi, self.bw + other.bw, self.f_exchange + other.f_exchange,
             self.b_exchange + other.b_exchange, self.bi_exchange + other.bi_exchange,
             self.bw_exchange + other.bw_exchange, self.r + other.r, self.r_exchange + other.r_exchange,
+            self.tensor + other.tensor, self.expert + other.expert, self.context + other.context,
         )  # fmt: skip
 
     def times(self, n: int) -> PhaseSeconds:
         """Return ``n`` of these, one after the other."""
         return PhaseSeconds(
             self.f * n, self.bi * n, self.bw * n, self.f_exchange * n, self.b_exchange * n, self.bi_exchange * n,
-            self.bw_exchange * n, self.r * n, self.r_exchange * n,
+            self.bw_exchange * n, self.r * n, self.r_exchange * n, self.tensor * n, self.expert * n, self.context * n,
         )  # fmt: skip
 
     def forward(self, *, exchange: bool = True) -> float:
@@ -192,34 +198,42 @@ class StageCosts:
         expert = shard.ep if chunk.region is Region.EXPERT else 1
         return self.cost.compute_s(chunk, phase, b, shard.tp, shard.sequence, shard.cp, expert, policy)
 
-    def _exchange(self, chunk: Chunk, shard: Shards, b: int, phase: Phase, *, context_only: bool = False) -> float:
-        """Return the seconds of a chunk's inner collectives; each moves what tokens its rank has."""
+    def _exchange(
+        self, chunk: Chunk, shard: Shards, b: int, phase: Phase, *, context_only: bool = False
+    ) -> tuple[float, float, float]:
+        """Return the seconds of a chunk's inner collectives over (tp, ep, cp); each moves what tokens its rank
+        has."""
         groups = inner_groups(shard.tp, shard.ep, shard.cp)
-        kinds = []
-        if shard.tp > 1 and not context_only:
-            kinds.append(ShardKind.SEQUENCE if shard.sequence else ShardKind.TENSOR)
-        if shard.ep > 1 and chunk.region is Region.EXPERT and not context_only:
-            kinds.append(ShardKind.EXPERT)
-        if shard.cp > 1:
-            kinds.append(ShardKind.CONTEXT)
-        return sum(
-            self.cost.collective_s(e.collective, exchanged_bytes(e, chunk, shard.tp, shard.cp) * b, groups[e.axis])
-            for kind in kinds
-            for e in contract(chunk.region, kind, phase)
-        )
+
+        def seconds(kind: ShardKind) -> float:
+            return sum(
+                self.cost.collective_s(e.collective, exchanged_bytes(e, chunk, shard.tp, shard.cp) * b, groups[e.axis])
+                for e in contract(chunk.region, kind, phase)
+            )
+
+        tensor = ShardKind.SEQUENCE if shard.sequence else ShardKind.TENSOR
+        return (
+            seconds(tensor) if shard.tp > 1 and not context_only else 0.0,
+            seconds(ShardKind.EXPERT)
+            if shard.ep > 1 and chunk.region is Region.EXPERT and not context_only else 0.0,
+            seconds(ShardKind.CONTEXT) if shard.cp > 1 else 0.0,
+        )  # fmt: skip
 
     def _chunk(self, chunk: Chunk, shard: Shards, b: int) -> PhaseSeconds:
         seconds = [self._compute(chunk, shard, b, phase) for phase in (Phase.F, Phase.BI, Phase.BW)]
-        seconds += [self._exchange(chunk, shard, b, phase) for phase in (Phase.F, Phase.B, Phase.BI, Phase.BW)]
-        return PhaseSeconds(*seconds)
+        axes = [self._exchange(chunk, shard, b, phase) for phase in (Phase.F, Phase.B, Phase.BI, Phase.BW)]
+        tensor, expert, context = (f + min(whole, bi + bw) for f, whole, bi, bw in zip(*axes, strict=True))
+        (f, bi, bw), (f_ex, b_ex, bi_ex, bw_ex) = seconds, map(sum, axes)
+        return PhaseSeconds(f, bi, bw, f_ex, b_ex, bi_ex, bw_ex, 0.0, 0.0, tensor, expert, context)
 
     def _repeat(self, chunk: Chunk, shard: Shards, b: int, policy: Recompute) -> PhaseSeconds:
         """Return R: all of a chunk with its collectives, or the attention core with those of context parallelism."""
         if policy is Recompute.SELECTIVE and chunk.region is not Region.ATTENTION:
             return NOTHING
         seconds = self._compute(chunk, shard, b, Phase.R, policy)
-        talk = self._exchange(chunk, shard, b, Phase.F, context_only=policy is Recompute.SELECTIVE)
-        return replace(NOTHING, r=seconds, r_exchange=talk)
+        tensor, expert, context = self._exchange(chunk, shard, b, Phase.F, context_only=policy is Recompute.SELECTIVE)
+        talk = tensor + expert + context
+        return replace(NOTHING, r=seconds, r_exchange=talk, tensor=tensor, expert=expert, context=context)
 
     def _layers_per_stage(
         self, layout: Layout, pp: int, v: int, cuts: str, weights: tuple[float, float, float]

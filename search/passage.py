@@ -1,0 +1,136 @@
+"""What a step takes at least because stages follow one another: down with the first microbatch, up with the last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from piper_core.ir.dag import Floats, Ints
+
+
+class Stop(NamedTuple):
+    """A stage: seconds from start to end of its ``forward``, and of what its ``backward`` does before the stage before
+    may begin with it; of its row's compute that of the forward (``own``), of that part of the backward (``inward``) and
+    of the ``whole`` backward; of the streams of its row's collectives those of both; and from start to end of the whole
+    backward, when it follows the next stage's (``last``) and when it is the row's turn (``turn``: its first exchange
+    may be through then)."""
+
+    forward: float
+    backward: float
+    own: float
+    inward: float
+    whole: float
+    tensor: float
+    expert: float
+    context: float
+    last: float
+    turn: float
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The stages that a microbatch passes, seconds of shape (stages,): latencies ``down`` and ``up``; what the row of a
+    stage does at least of each other microbatch before the last backward of that stage, since its own first forward
+    (``through``) and since that of its row (``entry`` says of which stage, ``all_through``), and with the whole of
+    those backwards (``since``, ``all_since``); the ``last`` backward, and when it is its row's ``turn``; the ``hop`` to
+    each next stage, one less."""
+
+    down: Floats
+    up: Floats
+    through: Floats
+    all_through: Floats
+    since: Floats
+    all_since: Floats
+    last: Floats
+    turn: Floats
+    entry: Ints
+    hop: Floats
+
+    @staticmethod
+    def of(stops: Floats, rows: Ints, hop: Floats) -> Route:
+        """Return the route through ``stops``, shape (stages, fields of :class:`Stop`); ``rows`` are the stages of each
+        row that one microbatch passes, shape (rows, stages of a row)."""
+        down, up, own, inward, whole, *streams, last, turn = stops.T
+
+        def later(each: Floats) -> Floats:
+            """Return the sum over a stage and those after it on its row."""
+            found = np.empty(len(each))
+            found[rows] = np.cumsum(each[rows][:, ::-1], axis=1)[:, ::-1]
+            return found
+
+        talk = np.maximum.reduce([later(each) for each in streams])
+        forwards, both, entry = later(own), later(own) + later(inward), np.empty(len(own), np.int64)
+        entry[rows] = rows[:, :1]
+        before, more = forwards[entry] - forwards, whole - inward
+        through, since = both, both + more
+        return Route(
+            down, up, np.maximum(through, talk), np.maximum(through + before, talk), np.maximum(since, talk),
+            np.maximum(since + before, talk), last, turn, entry, hop,
+        )  # fmt: skip
+
+
+def passage(by: Route, m: int, enter: float, ready: Floats, reduce: Floats) -> float:
+    """Return the seconds from the norm of the step before to the end of all reductions, at least, in any order.
+
+    ``m`` microbatches pass; the first may start at ``enter``. ``ready`` is when all parameters of a stage are there,
+    before which no forward of it ends. The last backward of a stage ends when its row has done what all others needed
+    before theirs; then it goes up through the stages before. A stage is reduced in ``reduce`` seconds from its last
+    backward on. A row does one forward and one backward at a time.
+    """
+    start = np.concatenate(([0.0], np.cumsum(by.down[:-1] + by.hop)))
+    after = np.concatenate(([enter], ready[:-1] + by.hop - start[1:]))
+    arrives = start + np.maximum.accumulate(after)
+    first, others = np.maximum(arrives + by.down, ready), m - 1
+    entered, arrived = first[by.entry], arrives[by.entry]
+    done = np.maximum(first + others * by.through, entered + others * by.all_through) + by.up
+    done = np.maximum(done, arrived + m * by.all_through)
+    turn = np.maximum(first + others * by.since, entered + others * by.all_since)
+    turn = np.maximum(turn, arrived + m * by.all_since - by.last)
+    up = np.cumsum(by.up + np.concatenate(([0.0], by.hop)))
+    from_next = done[1:] + by.hop + up[:-1]
+    follows = np.maximum.accumulate(from_next[::-1])[::-1] - up[:-1]
+    ends = turn + np.maximum(reduce, by.turn)
+    ends[:-1] = np.maximum(ends[:-1], follows + np.maximum(reduce, by.last)[:-1])
+    return float(ends.max())
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One stage on a row: seconds of a microbatch's forward, of its whole backward, and of what of that the stage
+    before waits for; those of gathering the stage's parameters, and of reducing their gradients."""
+
+    forward: float
+    backward: float
+    inward: float
+    gather: float
+    reduce: float
+
+
+def synced(visits: Sequence[Visit], m: int, *, alone: bool) -> tuple[float, float]:
+    """Return the seconds until a row has reduced all its gradients, at least, in any order: since its first forward,
+    and since it began to gather; both once a step.
+
+    ``m`` microbatches pass its stages one after another, or half of them each where stages are ``alone``. All but one,
+    which may be in the midst of a stage then, go from the forward of the stage that was gathered last through the rest
+    of the row to the backward of the one that reduces first.
+    """
+    gathers, reduces = sum(each.gather for each in visits), sum(each.reduce for each in visits)
+    if alone:
+        own = [max(0, m // 2 - 1) * (each.forward + each.backward) for each in visits]
+        pairs = list(zip(own, visits, strict=True))
+        last = min(gathers + work + each.reduce for work, each in pairs)  # of the stage that is gathered last
+        return min(own) + reduces, max(last, min(each.gather + work + reduces for work, each in pairs))
+
+    def way(gathered: int, reduced: int) -> float:
+        return (
+            sum(each.forward for each in visits[gathered:]) + sum(each.inward for each in visits[reduced + 1 :])
+            + visits[reduced].backward
+        )  # fmt: skip
+
+    n, others = len(visits), max(0, m - 1)
+    first = min(way(0, reduced) for reduced in range(n))
+    every = min(way(gathered, reduced) for gathered in range(n) for reduced in range(n))
+    return others * first + reduces, gathers + others * every + reduces
