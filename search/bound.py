@@ -14,15 +14,16 @@ from math import ceil, inf
 import numpy as np
 
 from piper_core.arch.chunk import Chunk
+from piper_core.ir.dag import Floats
 from piper_core.names import Collective
 from piper_core.schedule.families import FAMILIES
-from piper_core.schedule.grid import Grid, Layout, rows_of_stage
+from piper_core.schedule.grid import Grid, Layout
 from search.cost.base import CostModel
 from search.floors import Floors
 from search.partial_bound import COMPUTE_BYTES, GRADIENT_BYTES, OVERLAPPING, overlaps
 from search.passage import passage
 from search.replay import Times, numbered, replay
-from search.route import route_of, synced_of
+from search.route import route_of, row_ends
 from search.row_parts import (
     RowEnds,
     RowParameters,
@@ -44,13 +45,16 @@ class Bounds(Floors):
         Floors.__init__(self, costs, cost, context_bytes, capacity_bytes)
         self.ends = lru_cache(maxsize=None)(self._ends_numel)
         self.widest = lru_cache(maxsize=None)(self._widest)
-        self._known_syncs: dict[tuple[object, ...], StageSync] = {}
+        self._known_syncs: dict[tuple[object, ...], dict[tuple[object, ...], StageSync]] = {}
         self._shapes: dict[tuple[object, ...], Shape] = {}
         self.orders: dict[Configuration, Grid] = {}  # of the list scheduler
 
-    def time_bound(self, config: Configuration, gap: float | None = None, capacity_bytes: float = inf) -> float:
+    def time_bound(
+        self, config: Configuration, gap: float | None = None, capacity_bytes: float = inf, enough: float = inf
+    ) -> float:
         """Return seconds that a step takes at least, whatever the order and the streams (level 1); of orders that fit
-        ``capacity_bytes`` where ``gap`` is given, ``inf`` where none does.
+        ``capacity_bytes`` where ``gap`` is given, ``inf`` where none does. What memory asks for is looked at only where
+        all else is below ``enough``.
 
         Counted from when the gradient norm of the step before is known. A row updates its stages, and is busy with its
         own work; it starts after the forwards of the stages before its first, and, where the backward is whole, the
@@ -65,26 +69,25 @@ class Bounds(Floors):
         ends, rows = self._ends(config, shape, overlapping, split), self._busy(config, shape, overlapping, split)
         before = np.maximum(ends.enter + rows.head, ends.update)
         after = np.maximum(ends.late, rows.tail + ends.late[0]) if tails else ends.late
-        work, compute, best = share * rows.work, share * rows.compute, 0.0
-        if gap is None:
-            least = before + work + after
-        else:
+        work, compute, norm = share * rows.work, share * rows.compute, self._norm_s(config)
+        slower, talk = self.cost.overlap_slowdown - 1, np.maximum(share * rows.talk, ends.talk)
+
+        def longest(least: Floats) -> float:
+            idle = least - compute  # hides collectives for nothing
+            return float(np.maximum(least + slower * np.maximum(0.0, talk - idle), ends.floor).max())
+
+        best = max(longest(before + work + after), float((before + ends.between).max()),
+                   self._passage(config, shape, ends, overlapping, split))  # fmt: skip
+        if gap is not None and best + norm < enough:
             waits = self.waits(config, rows, overlapping, split, gap, capacity_bytes)
             alone = compute if overlapping else work
-            least = np.maximum(
+            held = np.maximum(
                 before + np.maximum(work, waits.hold), np.maximum(before, ends.enter + waits.fill) + alone + waits.drain
-            ) + after  # fmt: skip
-            best = waits.mean + float((before + after).mean())
-        idle = least - compute  # hides collectives for nothing
-        slower = self.cost.overlap_slowdown - 1
-        least = least + slower * np.maximum(0.0, np.maximum(share * rows.talk, ends.talk) - idle)
-        best = max(
-            best, float(np.maximum(least, ends.floor).max()), self._passage(config, shape, ends, overlapping, split)
-        )
-        return best + self._norm_s(config)
+            )
+            best = max(best, longest(held + after), waits.mean + float((before + after).mean()))
+        return best + norm
 
     def _passage(self, config: Configuration, shape: Shape, ends: RowEnds, overlapping: bool, split: bool) -> float:
-        """Return what a step takes at least because stages follow one another."""
         known = shape.routes.get((overlapping, split))
         if known is None:
             chains = self.chains(config, shape) if overlapping else None
@@ -112,56 +115,23 @@ class Bounds(Floors):
         key = config.zero, split, overlapping
         known = shape.ends.get(key)
         if known is None:
-            found = [self._end(config, shape, row, overlapping, split) for row in range(config.pp)]
-            enter, *columns = zip(*found, strict=True)
             syncs = [self._syncs(config, shape, row) for row in range(config.pp)]
-            rows = rows_of_stage(config.layout, config.pp, config.virtual_stages)
-            at = [syncs[held[0]][s] for s, held in enumerate(rows)]
-            updated = [sum([each.update for each in syncs[held[0]].values()]) for held in rows]
-            ready = [max(own, each.update + each.gather) for own, each in zip(updated, at, strict=True)]
-            update, floor, late, talk, between = map(np.asarray, columns)
-            first, reduce = min(each for each in enter if each >= 0.0), np.asarray([each.reduce for each in at])
-            known = RowEnds(first, update, floor, late, talk, between, np.asarray(ready), reduce)
-            shape.ends[key] = known
+            known = shape.ends[key] = row_ends(config, shape, syncs, overlapping, split)
         return known
-
-    def _end(
-        self, config: Configuration, shape: Shape, row: int, overlapping: bool, split: bool
-    ) -> tuple[float, float, float, float, float, float]:
-        """Return the columns of :class:`RowEnds` for one row; it enters at -1 where the first stage is on another."""
-        m, zero, held = config.num_microbatches, config.zero, shape.mine[row]
-        sync = self._syncs(config, shape, row)
-        update = sum([each.update for each in sync.values()])
-        floor = between = -1.0
-        gathers, reductions = (sum(each.gather for each in sync.values()), sum(each.reduce for each in sync.values()))
-        enter = max(update, sync[0].update + sync[0].first_gather) if 0 in sync else -1.0
-        late = min([each.first_reduce for each in sync.values()])
-        if zero >= 2:
-            gathers, reductions = gathers * (2 * m if zero == 3 else 1), m * reductions
-            floor = max(update + reductions, sync[min(held)].update + gathers)
-        else:
-            between, floor = synced_of(config, shape, sync, overlapping, split)
-            floor += min([each.update for each in sync.values()])
-        if zero < 2 and not overlapping:
-
-            def hidden(s: int) -> float:
-                return shape.stages[s].weight_backward() if split else shape.stages[s].backward()
-
-            late = min([max(each.first_reduce, each.reduce - hidden(s)) for s, each in sync.items()])
-        return enter, update, floor, late, max(gathers, reductions), between
 
     def _syncs(self, config: Configuration, shape: Shape, row: int) -> dict[int, StageSync]:
         """Return what each stage of a row updates and communicates for data parallelism."""
         last, both = len(shape.counts) - 1, config.layout is Layout.BIDIRECTIONAL
         rows = (row, config.pp - 1 - row) if both else (row,)
+        known = self._known_syncs.setdefault(
+            (config.pp, config.tp, config.ep, config.dp, config.cp, config.outer, config.zero, rows), {}
+        )
         found = {}
         for s in shape.mine[row]:
-            key = (config.pp, config.tp, config.ep, config.dp, config.cp, config.outer, config.zero, rows,
-                   shape.kinds[s], s == 0, s == last)  # fmt: skip
-            known = self._known_syncs.get(key)
-            if known is None:
-                known = self._known_syncs[key] = self._stage_sync(config, shape, s, rows)
-            found[s] = known
+            key = shape.kinds[s], s == 0, s == last
+            if key not in known:
+                known[key] = self._stage_sync(config, shape, s, rows)
+            found[s] = known[key]
         return found
 
     def _stage_sync(self, config: Configuration, shape: Shape, s: int, rows: tuple[int, ...]) -> StageSync:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +33,7 @@ class Waits:
     mean: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Stages:
     """All stages of a pipeline for one microbatch. Bytes from F to the backward's end, and from BI to BW; seconds of F,
     of B (BI where weights follow apart), and of the ``hop`` to the next stage. Then what they are at least where a row
@@ -49,17 +50,22 @@ class Stages:
     backward_work: Sequence[float]
     weight_work: Sequence[float]
 
+    def __post_init__(self) -> None:
+        self._down = list(accumulate((f + h for f, h in zip(self.forward, (*self.hop, 0.0), strict=True)), initial=0.0))
+        self._up = list(accumulate((b + h for b, h in zip(self.backward, (*self.hop, 0.0), strict=True)), initial=0.0))
+
     def through(self, first: int, last: int) -> float:
         """Return the seconds of a forward from the start of stage ``first`` to that of ``last``."""
-        return sum(self.forward[first:last]) + sum(self.hop[first:last])
+        return self._down[last] - self._down[first]
 
     def back(self, last: int, first: int) -> float:
         """Return the seconds of a backward from the end of stage ``last`` to that of ``first``."""
-        return sum(self.backward[first:last]) + sum(self.hop[first:last])
+        return self._up[last] - self._up[first]
 
     def beyond(self, last: int) -> float:
         """Return the seconds from the end of the forward of stage ``last`` to the start of its backward."""
-        return sum(self.forward[last + 1 :]) + sum(self.backward[last + 1 :]) + 2 * sum(self.hop[last:])
+        ends = self._down[-1] - self._down[last] + self._up[-1] - self._up[last]
+        return ends - self.forward[last] - self.backward[last]
 
 
 class Life(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -98,39 +97,34 @@ def passage(by: Route, m: int, enter: float, ready: Floats, reduce: Floats) -> f
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
-    """One stage on a row: seconds of a microbatch's forward, of its whole backward, and of what of that the stage
-    before waits for; those of gathering the stage's parameters, and of reducing their gradients."""
+class Visits:
+    """The stages of rows in order, seconds of shape (rows, stages of a row): of a microbatch's ``forward``, its whole
+    ``backward``, and what of that the stage before waits for (``inward``); of gathering a stage's parameters, and of
+    reducing their gradients."""
 
-    forward: float
-    backward: float
-    inward: float
-    gather: float
-    reduce: float
+    forward: Floats
+    backward: Floats
+    inward: Floats
+    gather: Floats
+    reduce: Floats
 
 
-def synced(visits: Sequence[Visit], m: int, *, alone: bool) -> tuple[float, float]:
-    """Return the seconds until a row has reduced all its gradients, at least, in any order: since its first forward,
-    and since it began to gather; both once a step.
+def synced(by: Visits, m: int, *, alone: bool) -> tuple[Floats, Floats]:
+    """Return the seconds until rows have reduced all their gradients, at least, in any order, shape (rows,): since
+    their first forward, and since they began to gather; both once a step.
 
-    ``m`` microbatches pass its stages one after another, or half of them each where stages are ``alone``. All but one,
-    which may be in the midst of a stage then, go from the forward of the stage that was gathered last through the rest
-    of the row to the backward of the one that reduces first.
+    ``m`` microbatches pass a row's stages one after another, or half of them each where stages are ``alone``. All but
+    one, which may be in the midst of a stage then, go from the forward of the stage that was gathered last through the
+    rest of the row to the backward of the one that reduces first.
     """
-    gathers, reduces = sum(each.gather for each in visits), sum(each.reduce for each in visits)
+    gathers, reduces = by.gather.sum(axis=1), by.reduce.sum(axis=1)
     if alone:
-        own = [max(0, m // 2 - 1) * (each.forward + each.backward) for each in visits]
-        pairs = list(zip(own, visits, strict=True))
-        last = min(gathers + work + each.reduce for work, each in pairs)  # of the stage that is gathered last
-        return min(own) + reduces, max(last, min(each.gather + work + reduces for work, each in pairs))
-
-    def way(gathered: int, reduced: int) -> float:
-        return (
-            sum(each.forward for each in visits[gathered:]) + sum(each.inward for each in visits[reduced + 1 :])
-            + visits[reduced].backward
-        )  # fmt: skip
-
-    n, others = len(visits), max(0, m - 1)
-    first = min(way(0, reduced) for reduced in range(n))
-    every = min(way(gathered, reduced) for gathered in range(n) for reduced in range(n))
+        own = max(0, m // 2 - 1) * (by.forward + by.backward)
+        last = (gathers[:, None] + own + by.reduce).min(axis=1)  # of the stage that is gathered last
+        return own.min(axis=1) + reduces, np.maximum(last, (by.gather + own).min(axis=1) + reduces)
+    forwards = np.cumsum(by.forward[:, ::-1], axis=1)[:, ::-1]
+    backwards = np.cumsum(by.inward[:, ::-1], axis=1)[:, ::-1] - by.inward + by.backward
+    others = max(0, m - 1)
+    first = forwards[:, 0] + backwards.min(axis=1)
+    every = forwards.min(axis=1) + backwards.min(axis=1)
     return others * first + reduces, gathers + others * every + reduces

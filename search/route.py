@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -10,8 +10,8 @@ import numpy as np
 from piper_core.ir.dag import Floats
 from piper_core.schedule.grid import Layout, rows_of_stage
 from search.partial_bound import backward_s
-from search.passage import Route, Stop, Visit, synced
-from search.row_parts import StageSync
+from search.passage import Route, Stop, Visits, synced
+from search.row_parts import RowEnds, StageSync
 from search.shape import Shape
 from search.space import Configuration
 from search.stage_costs import PhaseSeconds
@@ -38,14 +38,42 @@ def route_of(config: Configuration, shape: Shape, chains: Floats | None, split: 
     return Route.of(each, flows, hop)
 
 
-def synced_of(
-    config: Configuration, shape: Shape, syncs: Mapping[int, StageSync], overlapping: bool, split: bool
-) -> tuple[float, float]:
-    """Return what :func:`~search.passage.synced` does of a row, whose stages' collectives ``syncs`` has."""
-    exchange, visits = not overlapping, []
-    for s, each in sorted(syncs.items()):
-        stage = shape.stages[s]
-        inward = stage.input_backward(exchange=exchange) if split else stage.backward(exchange=exchange)
-        whole = backward_s(stage, split, exchange)
-        visits.append(Visit(stage.forward(exchange=exchange), whole, inward, each.gather, each.reduce))
-    return synced(visits, config.num_microbatches, alone=config.layout is Layout.BIDIRECTIONAL)
+def row_ends(
+    config: Configuration, shape: Shape, syncs: Sequence[Mapping[int, StageSync]], overlapping: bool, split: bool
+) -> RowEnds:
+    """Return what data parallelism and the update add to each row at least; ``syncs`` has what its stages update and
+    communicate, by stage in order."""
+    m, zero, exchange = config.num_microbatches, config.zero, not overlapping
+    rows = rows_of_stage(config.layout, config.pp, config.virtual_stages)
+    each = np.asarray([list(row.values()) for row in syncs])
+    update, reduce, first_reduce, gather, _ = each.transpose(2, 0, 1)
+    updates, gathers, reductions = update.sum(axis=1), gather.sum(axis=1), reduce.sum(axis=1)
+    late, starts = first_reduce.min(axis=1), list(rows[0])
+    if zero >= 2:
+        between = np.full(len(syncs), -1.0)
+        gathers, reductions = gathers * (2 * m if zero == 3 else 1), m * reductions
+        floor = np.maximum(updates + reductions, update[:, 0] + gathers)
+    else:
+        kinds = [
+            (
+                s.forward(exchange=exchange), backward_s(s, split, exchange),
+                s.input_backward(exchange=exchange) if split else s.backward(exchange=exchange),
+                s.weight_backward() if split else s.backward(),
+            )
+            for s in shape.times.distinct
+        ]  # fmt: skip
+        forward, backward, inward, hidden = np.asarray(kinds)[shape.times.number][np.asarray(shape.mine)].transpose(
+            2, 0, 1
+        )
+        visits = Visits(forward, backward, inward, gather, reduce)
+        between, floor = synced(visits, m, alone=config.layout is Layout.BIDIRECTIONAL)
+        floor = floor + update.min(axis=1)
+        if not overlapping:
+            late = np.maximum(first_reduce, reduce - hidden).min(axis=1)
+    enter = np.maximum(updates[starts], [syncs[row][0].update + syncs[row][0].first_gather for row in starts]).min()
+    at = [syncs[held[0]][s] for s, held in enumerate(rows)]
+    ready = np.maximum(updates[[held[0] for held in rows]], [each.update + each.gather for each in at])
+    return RowEnds(
+        float(enter), updates, floor, late, np.maximum(gathers, reductions), between, ready,
+        np.asarray([each.reduce for each in at]),
+    )  # fmt: skip

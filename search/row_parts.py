@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,8 +31,7 @@ class RowParameters:
         return RowParameters(self.dense + other.dense, self.expert + other.expert)
 
 
-@dataclass(frozen=True, slots=True)
-class StageSync:
+class StageSync(NamedTuple):
     """Seconds of a stage's update on one row, of reducing and of gathering all its parameters as one bucket, and of
     those of its first chunk: the last to be reduced, the first to be gathered."""
 

@@ -59,7 +59,7 @@ class BestFirst:
         self._heap: list[tuple[float, int, Configuration]] = []
         self._open: dict[Configuration, float] = {}
         self._rest: list[tuple[float, int]] = []
-        self._any = inf
+        self._any = self._threshold = inf
         self._shapes: dict[Configuration, tuple[list[Configuration], list[int]]] = {}
         self._more: dict[Configuration, list[Configuration]] = {}
         self._fitting: dict[Configuration, list[str]] = {}
@@ -210,7 +210,7 @@ class BestFirst:
         if first < len(leaves):
             if first + 1 < len(leaves):
                 self._more[leaves[first]] = leaves[first + 1 :]
-            least = bounds.time_bound(leaves[first], self.gap, self.capacity)
+            least = bounds.time_bound(leaves[first], self.gap, self.capacity, self._threshold)
             heappush(self._heap, (max(bound, least), _WHOLE, leaves[first]))
 
     def _other_orders(self, leaves: list[Configuration], zeros: list[int], bound: float) -> None:
@@ -223,7 +223,7 @@ class BestFirst:
             if max(bound, bounds.busy_bound(leaf)) >= self._any:
                 return
             for zero in zeros:
-                least = bounds.time_bound(replace(leaf, zero=zero), self.gap, self.capacity)
+                least = bounds.time_bound(replace(leaf, zero=zero), self.gap, self.capacity, self._any)
                 self.bounded += 1
                 self._any = min(self._any, max(bound, least))
 
@@ -289,7 +289,7 @@ class BestFirst:
         batch: list[Configuration] = []
         later: list[tuple[float, int, Configuration]] = []
         asked: set[Configuration] = set()
-        self.expired = False
+        self.expired, self._threshold = False, threshold_s * ROUNDING
         while self._heap and len(batch) < n and self._heap[0][0] <= threshold_s * ROUNDING:
             if time.perf_counter() > deadline_s:
                 self.expired = True

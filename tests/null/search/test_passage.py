@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from search.passage import Route, Stop, Visit, passage, synced
+from search.passage import Route, Stop, Visits, passage, synced
 
 NOTHING = np.zeros(2)
 
@@ -54,21 +54,26 @@ def test_streams_that_are_busier_than_compute_count() -> None:
     assert passage(slow, 8, 0.0, NOTHING, NOTHING) == 1 + 8 * 10 + 2
 
 
+def row(gather: list[float], reduce: list[float]) -> Visits:
+    """Return one row whose stages take a forward of 1, and a backward of 3 of which the stage before waits for 2."""
+    n = len(gather)
+    found = np.asarray([[1.0] * n, [3.0] * n, [2.0] * n, gather, reduce])
+    return Visits(*found[:, None])
+
+
 @pytest.mark.parametrize(("m", "first", "every"), [(1, 7.0, 12.0), (3, 7 + 2 * 4, 12 + 2 * 4)])
 def test_a_row_with_one_stage_gathers_computes_reduces(m: int, first: float, every: float) -> None:
-    assert synced([Visit(1.0, 3.0, 2.0, gather=5.0, reduce=7.0)], m, alone=False) == (first, every)
+    assert synced(row([5.0], [7.0]), m, alone=False) == (first, every)
 
 
 def test_stages_of_a_v_gather_all_before_they_reduce_any() -> None:
     """From the second stage's forward, which may be gathered last, to its own whole backward."""
-    visits = [Visit(1.0, 3.0, 2.0, gather=5.0, reduce=7.0), Visit(1.0, 3.0, 2.0, gather=4.0, reduce=6.0)]
-    first, every = synced(visits, 3, alone=False)
+    first, every = synced(row([5.0, 4.0], [7.0, 6.0]), 3, alone=False)
     assert every == 9 + 2 * (1 + 3) + 13
     assert first == 2 * (1 + 1 + 3) + 13
 
 
 def test_stages_that_different_microbatches_pass_may_reduce_before_the_other_is_gathered() -> None:
-    visits = [Visit(1.0, 3.0, 2.0, gather=5.0, reduce=7.0)] * 2
-    first, every = synced(visits, 6, alone=True)
+    first, every = synced(row([5.0, 5.0], [7.0, 7.0]), 6, alone=True)
     assert first == 2 * 4 + 14
     assert every == max(10 + 8 + 7, 5 + 8 + 14) < 10 + 8 + 14
