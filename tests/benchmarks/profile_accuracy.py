@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
-SEQ, ROUNDS, LEARN = 128, 11, 5
+SEQ, ROUNDS, LEARN = 128, 25, 5
 LIMITS = {"before": 0.10, "after": 0.05, "tau": 0.8, "winner": 0.05}
 """Limits of the mean absolute error before and after recalibration, Kendall's tau, and the winner's loss."""
 FAMILIES = ("gpipe", "1f1b", "zb_h1", "zb_h2", "interleaved_1f1b", "zbv", "v_half", "v_min", "dualpipev", "dualpipe")
