@@ -111,7 +111,7 @@ def replay(order: Numbered, times: Times) -> Ends:
         return np.full(n, value, np.int32) if loops.compiled else [value] * n
 
     def take(values: Sequence[float]) -> Column:
-        return np.asarray(values or [0.0]) if loops.compiled else values
+        return np.asarray(values or [0.0], np.float64) if loops.compiled else values
 
     firsts = [0.0] * (2 * rows * stages)
     for row, each in enumerate(times.first):
@@ -140,7 +140,7 @@ def peaks_of(order: Numbered, saved: Sequence[float], workspace: Sequence[float]
         loops.held(*order.listed[:3], saved, workspace, peaks)
         return peaks
     found = np.zeros(len(order.listed[0]) - 1)
-    loops.held(*order.arrays[:3], np.asarray(saved), np.asarray(workspace), found)
+    loops.held(*order.arrays[:3], np.asarray(saved, np.float64), np.asarray(workspace, np.float64), found)
     return [float(peak) for peak in found]
 
 

@@ -50,3 +50,17 @@ def test_compiled_and_plain(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
             assert peaks == pytest.approx([peak_of(row, saved, workspace) for row in grid.rows])
             numbers = [*quick.rows, *quick_peaks, *(x for row in quick.last for pair in row.values() for x in pair)]
             assert {type(number) for number in numbers} == {float}  # what JSON takes
+
+
+def test_whole_numbers_are_seconds_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that start at 0, or stages that hold a whole number of bytes, do not make the compiled loops count in whole
+    numbers: what a search proves would depend on when it began to run them."""
+    order = numbered("1f1b", 2, 4, 1)
+    seconds = [0.75] * (2 * PHASES)
+    times = Times(seconds, seconds, seconds, [0] * len(seconds), 0.1, [0, 0], [{}, {}])
+    found = []
+    for compiled in (False, True):
+        monkeypatch.setattr(module, "LOOPS", loops(compiled=compiled))
+        found.append((replay(order, times), peaks_of(order, [1, 2], [0.5, 0.25])))
+    assert found[0] == found[1]
+    assert found[1][0].rows[0] == pytest.approx(10 * 0.75 + 4 * 0.1)  # one after the other, with four messages
