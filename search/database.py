@@ -33,7 +33,7 @@ class Database:
     @classmethod
     def start(cls, folder: Path, search: Mapping[str, Any], *, replace: bool = False) -> Database:
         """Begin a new search in ``folder``, in place of what an earlier run of the same search left there, or of any
-        search with ``replace``. Nothing is written before the first batch.
+        search with ``replace``. Nothing is written before :meth:`begin`.
 
         Raises:
             ConfigError: the folder holds another search.
@@ -52,7 +52,10 @@ class Database:
         """
         path = folder / FILE
         if not path.is_file():
-            raise ConfigError(f"--resume {folder}: there is no {FILE} in it; name the --out of an earlier search")
+            raise ConfigError(
+                f"--resume {folder}: there is no {FILE} in it; name the --out of an earlier search, or begin one with "
+                f"--out {folder}"
+            )
         head = _head(path)
         if head != _normal(search):
             raise ConfigError(f"--resume {folder} holds another search: {_differs(head, search)}")
@@ -60,6 +63,26 @@ class Database:
         if whole < path.stat().st_size:  # cut short by a kill
             os.truncate(path, whole)
         return cls(path, known)
+
+    def begin(self) -> None:
+        """Make the file, where there is none yet of this search: from now on it can be resumed.
+
+        Raises:
+            ConfigError: the file cannot be written.
+        """
+        if not self._head:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            aside = self.path.with_name(f".{FILE}.{os.getpid()}")
+            aside.write_text(self._head, encoding="utf-8")
+            os.replace(aside, self.path)
+        except OSError as error:
+            raise self._unwritten(error) from None
+        self._head = ""
+
+    def _unwritten(self, error: OSError) -> ConfigError:
+        return ConfigError(f"cannot write {self.path}: {error.strerror}; name another --out")
 
     def record(self, outcomes: Iterable[tuple[Configuration, Outcome]]) -> None:
         """Add what is new of a batch.
@@ -75,19 +98,14 @@ class Database:
             self.known[config] = outcome
             result = {"rejected": outcome} if isinstance(outcome, str) else {"score": outcome.to_data()}
             lines.append(_line({"config": asdict(config), **result}))
+        self.begin()
         try:
-            if self._head:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                aside = self.path.with_name(f".{FILE}.{os.getpid()}")
-                aside.write_text(self._head, encoding="utf-8")
-                os.replace(aside, self.path)
-                self._head = ""
             with self.path.open("a", encoding="utf-8") as file:
                 file.writelines(lines)
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise ConfigError(f"cannot write {self.path}: {error.strerror}; name another --out") from None
+            raise self._unwritten(error) from None
 
 
 def _line(data: Mapping[str, Any]) -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
-from math import inf
 from typing import Any
 
 from piper_core.arch.chunk import ModelChunks
@@ -18,7 +16,7 @@ from search.candidate import Outcome
 from search.cost.base import CostModel
 from search.problem import Problem
 from search.space import Configuration
-from search.workers import Outcomes, Run, score
+from search.workers import Outcomes, Run, in_order, known_order, score
 
 PACKAGE = "piper-search"
 
@@ -74,25 +72,10 @@ def cluster_evaluator(problem: Problem, address: str) -> Iterator[Run]:
             return ray.wait(running, num_returns=len(running), timeout=0)[1] if running else []
 
         def apart(batch: Sequence[Configuration], deadline_s: Callable[[], float], *, proved: bool = False) -> Outcomes:
-            begun = [
-                task.remote(recipe, config, proved, orders.get(config.plain) if config.order == "list" else None)
-                for config in batch
-            ]
+            begun = [task.remote(recipe, config, proved, known_order(config, orders)) for config in batch]
             running[:] = [*unfinished(), *begun]
 
-            def outcomes() -> Outcomes:
-                for config, future in zip(batch, begun, strict=True):
-                    seconds = deadline_s() - time.perf_counter()
-                    try:
-                        outcome, grid = ray.get(future, timeout=None if seconds == inf else max(0.0, seconds))
-                    except ray.exceptions.GetTimeoutError:
-                        yield None
-                    else:
-                        if grid is not None:
-                            orders[config.plain] = grid
-                        yield outcome
-
-            return outcomes()
+            return in_order(batch, begun, lambda future, seconds: ray.get(future, timeout=seconds), deadline_s, orders)
 
         yield apart
         for future in unfinished():

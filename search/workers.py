@@ -6,12 +6,12 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from math import inf
 from multiprocessing import get_context
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 from piper_core.errors import DirectiveError, InfeasibleError, PlanError
 from piper_core.schedule.grid import Grid
@@ -22,6 +22,9 @@ from search.space import Configuration
 PR_SET_PDEATHSIG = 1
 """``prctl`` option of Linux: the signal to get when the parent dies."""
 _PROBLEM: Problem | None = None
+Begun = TypeVar("Begun")
+Orders: TypeAlias = MutableMapping[Configuration, Grid]
+Outcomes: TypeAlias = Iterator[Outcome | None]
 
 
 def _evaluate(config: Configuration, proved: bool, grid: Grid | None) -> tuple[Outcome, Grid | None]:
@@ -41,7 +44,30 @@ def score(problem: Problem, config: Configuration, proved: bool, grid: Grid | No
         outcome = problem.confirmed(config) if proved else problem.score(config)
     except (DirectiveError, PlanError, InfeasibleError) as error:
         outcome = f"rejected: {error}"
-    return outcome, orders.get(config.plain) if config.order == "list" else None
+    return outcome, known_order(config, orders)
+
+
+def known_order(config: Configuration, orders: Orders) -> Grid | None:
+    """Return the list scheduler's order of a configuration, where it is asked for and known."""
+    return orders.get(config.plain) if config.order == "list" else None
+
+
+def in_order(
+    batch: Sequence[Configuration], begun: Sequence[Begun],
+    wait: Callable[[Begun, float | None], tuple[Outcome, Grid | None]], deadline_s: Callable[[], float], orders: Orders,
+) -> Outcomes:  # fmt: skip
+    """Yield the outcomes of what was begun elsewhere in the order of the batch, None for what is not there at the
+    deadline, when ``wait`` raises TimeoutError; learn the orders that come with them."""
+    for config, each in zip(batch, begun, strict=True):
+        seconds = deadline_s() - time.perf_counter()
+        try:
+            outcome, grid = wait(each, None if seconds == inf else max(0.0, seconds))
+        except TimeoutError:
+            yield None
+        else:
+            if grid is not None:
+                orders[config.plain] = grid
+            yield outcome
 
 
 def _start_worker() -> None:
@@ -51,9 +77,6 @@ def _start_worker() -> None:
         import ctypes
 
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-Outcomes: TypeAlias = Iterator[Outcome | None]
 
 
 class Run(Protocol):
@@ -75,12 +98,9 @@ def evaluator(problem: Problem, workers: int | None) -> Iterator[Run]:
     _PROBLEM = problem
     count = workers or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else workers or 1
 
-    def left(deadline_s: Callable[[], float]) -> float:
-        return deadline_s() - time.perf_counter()
-
     def here(batch: Sequence[Configuration], deadline_s: Callable[[], float], *, proved: bool = False) -> Outcomes:
         for config in batch:
-            yield score(problem, config, proved, None)[0] if left(deadline_s) > 0 else None
+            yield score(problem, config, proved, None)[0] if deadline_s() > time.perf_counter() else None
 
     if count <= 1:
         yield here
@@ -92,25 +112,10 @@ def evaluator(problem: Problem, workers: int | None) -> Iterator[Run]:
     def apart(batch: Sequence[Configuration], deadline_s: Callable[[], float], *, proved: bool = False) -> Outcomes:
         if proved and not all(future.done() for future in running):
             return here(batch, deadline_s, proved=proved)  # workers are still at what a deadline cut short
-        begun = [
-            pool.submit(_evaluate, config, proved, orders.get(config.plain) if config.order == "list" else None)
-            for config in batch
-        ]
+        begun = [pool.submit(_evaluate, config, proved, known_order(config, orders)) for config in batch]
         running[:] = [future for future in running if not future.done()] + begun
 
-        def outcomes() -> Outcomes:
-            for config, future in zip(batch, begun, strict=True):
-                seconds = left(deadline_s)
-                try:
-                    outcome, grid = future.result(None if seconds == inf else max(0.0, seconds))
-                except TimeoutError:
-                    yield None
-                else:
-                    if grid is not None:
-                        orders[config.plain] = grid
-                    yield outcome
-
-        return outcomes()
+        return in_order(batch, begun, lambda future, seconds: future.result(seconds), deadline_s, orders)
 
     try:
         yield apart
