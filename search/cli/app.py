@@ -47,7 +47,12 @@ def parser() -> Parser:
     option("--max-memory", type=gib, metavar="GIB", help="memory of a GPU that may be used (default: all it has)")
     option("--top", type=at_least_one, metavar="N", help="strategies to print (default: 10)")
     option("--out", type=Path, metavar="DIR", help="folder for what is found (default: piper-search-out)")
-    option("--resume", type=Path, metavar="DIR", help="go on with the search that a killed run left in a folder")
+    option(
+        "--resume",
+        type=Path,
+        metavar="DIR",
+        help="go on with the search that a killed run left in a folder, as if it had not been; --budget counts anew",
+    )
     option("--execute", type=executed, metavar="K",
            help="run the K best on this machine's devices and let measurement pick the winner; with too few devices, "
                 "rehearse the winner (default: 3 or as many as memory holds; 0: nothing)")  # fmt: skip
@@ -58,12 +63,12 @@ def parser() -> Parser:
     option("--address", metavar="RAY",
            help="evaluate on the cores of a Ray cluster that runs (host:port, or auto), and execute there what "
                 "--execute K asks for")  # fmt: skip
-    option("--seed", type=seed, metavar="N", help="same seed, same answer (default: 0)")
+    option("--seed", type=seed, metavar="N", help="same seed and as many batches evaluated, same answer (default: 0)")
     option(
         "--budget",
         type=duration_s,
         metavar="SECONDS",
-        help="time to search (default: 12); Ctrl-C gives the best so far",
+        help="time to search, which ends between two batches (default: 12); Ctrl-C gives the best so far",
     )
     option("--json", action="store_true", help="print JSON")
     option("--version", action=_Version, nargs=0, help="print the version")
