@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from argparse import SUPPRESS, ArgumentTypeError, Namespace
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from piper_core.errors import ConfigError
 from profiler import console
+from profiler.console import path
 
 EXAMPLE = "piper-profile --model tiny-llama --seq-len 256 --tp 1,2 --collectives"
 TAKING = ("model", "device", "tp", "ep", "cp", "micro_batch", "seq_len", "dtype", "collectives", "budget", "store",
@@ -46,7 +46,7 @@ def _parser() -> console.Parser:
     option("--priority", action="store_true", default=None,
            help="on a busy machine: come before other programs for the milliseconds of a run; needs root")  # fmt: skip
     option("--budget", type=console.duration_s, metavar="TIME", help="when to stop: 90, 90s, 5m (default: 5m)")
-    option("--store", type=Path, metavar="PATH", help="folder or .profile.json file (default: the person's own store)")
+    option("--store", type=path, metavar="PATH", help="folder or .profile.json file (default: the person's own store)")
     option("--dry-run", action="store_true", default=None, help="say what would be measured, and for how long")
     option("--json", action="store_true", help="print JSON")
     commands = parser.add_subparsers(metavar="COMMAND", dest="command", title="other commands")
@@ -60,17 +60,17 @@ def _parser() -> console.Parser:
     clusters = command("clusters", "list the hardware records: every number with its source", _clusters)
     clusters.add_argument("name", nargs="?", help="an id such as p4de, or a cluster file of your own (default: all)")
     show = command("show", "print a profile, or list those there are", _show)
-    show.add_argument("file", nargs="?", type=Path, metavar="FILE", help="a profile (default: list the store's)")
-    show.add_argument("--store", dest="of_store", type=Path, metavar="FOLDER", help="the store to list")
+    show.add_argument("file", nargs="?", type=path, metavar="FILE", help="a profile (default: list the store's)")
+    show.add_argument("--store", dest="of_store", type=path, metavar="FOLDER", help="the store to list")
     compare = command("compare", "compare two profiles, measurement by measurement", _compare)
-    compare.add_argument("first", type=Path, metavar="A")
-    compare.add_argument("second", type=Path, metavar="B")
+    compare.add_argument("first", type=path, metavar="A")
+    compare.add_argument("second", type=path, metavar="B")
     bring = command("import", "bring a profile that was taken elsewhere into the store", _import)
-    bring.add_argument("file", type=Path, metavar="FILE")
-    bring.add_argument("--store", dest="of_store", type=Path, metavar="FOLDER", help="the store to bring it into")
+    bring.add_argument("file", type=path, metavar="FILE")
+    bring.add_argument("--store", dest="of_store", type=path, metavar="FOLDER", help="the store to bring it into")
     give = command("export", "write the store's profile of a model to a file", _export)
-    give.add_argument("file", type=Path, metavar="FILE", help="a profile of the store")
-    give.add_argument("target", type=Path, metavar="TARGET", help="the file to write")
+    give.add_argument("file", type=path, metavar="FILE", help="a profile of the store")
+    give.add_argument("target", type=path, metavar="TARGET", help="the file to write")
     return parser
 
 

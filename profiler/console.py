@@ -9,6 +9,7 @@ import sys
 from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from piper_core.errors import ConfigError, InfeasibleError, PiperError, PlanError
@@ -54,6 +55,13 @@ def seed(text: str) -> int:
     if not 0 <= value < 2**32:
         raise ArgumentTypeError(f"must be an integer from 0 to {2**32 - 1}, found {text[:40]!r}")
     return value
+
+
+def path(text: str) -> Path:
+    """Read an option that names a file or a folder: an empty one would be the folder that one is in."""
+    if not text:
+        raise ArgumentTypeError("must name a file or a folder, found ''; . is the folder that you are in")
+    return Path(text)
 
 
 def duration_s(text: str) -> float:

@@ -40,7 +40,7 @@ class Database:
         """
         path = folder / FILE
         if path.exists() and not replace and _head(path) != _normal(search):
-            raise ConfigError(f"{folder} holds another search ({_differs(_head(path), search)}); name another --out")
+            raise ConfigError(f"{folder} holds another search ({differs(_head(path), search)}); name another --out")
         return cls(path, {}, _line({"format": FORMAT, "search": _normal(search)}))
 
     @classmethod
@@ -58,7 +58,8 @@ class Database:
             )
         head = _head(path)
         if head != _normal(search):
-            raise ConfigError(f"--resume {folder} holds another search: {_differs(head, search)}")
+            raise ConfigError(f"--resume {folder} holds another search: {differs(head, search)}; give the "
+                              "options that it was begun with, or name another folder")  # fmt: skip
         known, whole = _read(path)
         if whole < path.stat().st_size:  # cut short by a kill
             os.truncate(path, whole)
@@ -128,18 +129,20 @@ def _head(path: Path) -> dict[str, Any]:
         with path.open(encoding="utf-8") as file:
             first = json.loads(file.readline(1 << 20))
         if first["format"] != FORMAT:
-            raise ConfigError(f"{path} has format {str(first['format'])[:20]}, this version reads {FORMAT}")
+            raise ConfigError(f"{path} has format {str(first['format'])[:20]}, this version reads {FORMAT}; name "
+                              "another folder, or use the version that wrote it")  # fmt: skip
         head = first["search"]
         if not isinstance(head, dict):
             raise TypeError
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+        raise ConfigError(f"cannot read {path}: {error.strerror}; name another folder") from None
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise ConfigError(f"{path} is not a search's file: its first line does not say what was searched") from None
+        raise ConfigError(f"{path} is not a search's file: its first line does not say what was searched; "
+                          "name another folder") from None  # fmt: skip
     return head
 
 
-def _differs(head: Mapping[str, Any], search: Mapping[str, Any]) -> str:
+def differs(head: Mapping[str, Any], search: Mapping[str, Any]) -> str:
     """Say which parts of two searches differ."""
     wanted = _normal(search)
     names = [name for name in {**head, **wanted} if head.get(name) != wanted.get(name)]
@@ -168,7 +171,8 @@ def _read(path: Path) -> tuple[dict[Configuration, Outcome], int]:
                 try:
                     config, outcome = _outcome(json.loads(line))
                 except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                    raise ConfigError(f"{path}, line {number}: not an outcome; the file was changed") from None
+                    raise ConfigError(f"{path}, line {number}: not an outcome, so the file was changed; "
+                                      "without that line the search goes on") from None  # fmt: skip
                 known[config] = outcome
             whole += len(line)
     return known, whole

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import TypeAlias
 
+from piper_core.arch.contract import legal_degrees
 from piper_core.errors import InfeasibleError
+from piper_core.names import ShardKind
+from piper_core.program.strategy import MAX_GPUS
 from search.space import Space, divisors
 
 Asked: TypeAlias = tuple[str, str]
@@ -31,14 +35,12 @@ def why_empty(space: Space) -> InfeasibleError:
     asked = asked_of(space)
     anything = replace(space, fix={}, forbid={}).axes()
     if not all(anything.values()):
-        batch = [g for g in divisors(space.gpus) if space.global_batch % g == 0]
-        even = space.global_batch // space.gpus * space.gpus
-        sizes = f"{even} or {even + space.gpus}" if even else str(space.gpus)
-        more = "" if batch[-1] == space.gpus else f"; with a global batch of {sizes}, up to {space.gpus}"
+        near = _near(space)
         return InfeasibleError(
-            f"no pp x tp x dp makes {space.gpus} GPUs for {space.architecture.name} with global batch "
-            f"{space.global_batch}: dp must divide the batch, pp may be at most {space.architecture.layers}, "
-            f"tp at most {space.gpus_per_node}; dp could be {', '.join(map(str, batch[:8]))}{more}"
+            f"no pp x tp x cp x dp makes {space.gpus} GPUs for {space.architecture.name}: pp may be at most "
+            f"{space.architecture.layers}, tp at most {space.gpus_per_node} and divide heads and widths, cp divide "
+            f"half the sequence of {space.seq_len}, dp the global batch {space.global_batch}; "
+            f"{' or '.join(map(str, near))} GPUs would do, or another global batch"
         )
     core = list(asked)
     for each in asked:
@@ -53,6 +55,24 @@ def why_empty(space: Space) -> InfeasibleError:
     alone = {each: anything[each[1]] for each in asked}
     said = f"{_empty(space, asked)}, and changing one of them is not enough"
     return InfeasibleError(f"{said}; each alone, {_could_be(alone)}")
+
+
+def _near(space: Space) -> list[int]:
+    """Return the nearest numbers of GPUs, below and above, that some degrees make."""
+    arch, length = space.architecture, space.seq_len
+    made = {1}
+    for degrees in (
+        range(1, arch.layers + 1),
+        legal_degrees(arch, ShardKind.TENSOR, length, limit=space.gpus_per_node),
+        legal_degrees(arch, ShardKind.CONTEXT, length, limit=length),
+        divisors(space.global_batch),
+    ):
+        made = {gpus * degree for gpus in made for degree in degrees if gpus * degree <= MAX_GPUS}
+    found = []
+    for side in (sorted((g for g in made if g < space.gpus), reverse=True), sorted(g for g in made if g > space.gpus)):
+        good = (g for g in side if all(replace(space, gpus=g, fix={}, forbid={}).axes().values()))
+        found += list(islice(good, 1))
+    return found
 
 
 def _held(space: Space, axis: str) -> list[object]:

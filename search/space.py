@@ -12,6 +12,7 @@ from piper_core.arch.contract import legal_degrees
 from piper_core.arch.record import Architecture
 from piper_core.errors import ConfigError
 from piper_core.names import Recompute, ShardKind
+from piper_core.program.strategy import MAX_GPUS
 from piper_core.schedule.families import FAMILIES
 from piper_core.schedule.grid import Layout
 
@@ -153,6 +154,8 @@ class Space:
         """
         if self.gpus < 1:
             raise ConfigError(f"--gpus must be at least 1, found {self.gpus}")
+        if self.gpus > MAX_GPUS:
+            raise ConfigError(f"--gpus {self.gpus} is more than a strategy may have: at most {MAX_GPUS}")
         if self.global_batch < 1 or self.seq_len < 1:
             raise ConfigError("--global-batch and --seq-len must be at least 1, "
                               f"found {self.global_batch} and {self.seq_len}")  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from piper_core.directives.base import Directive, Domain
@@ -48,5 +49,7 @@ def parse_directive(data: object) -> Directive[Any]:
         )
     op = data.get("op")
     if not isinstance(op, str) or op not in OPS:
-        raise DirectiveError(f"unknown op {op!r}"[:80], expected="one of " + ", ".join(OPS))
+        near = get_close_matches(str(op).lower(), OPS, n=1)
+        hint = f"did you mean {near[0]}?" if near else ""
+        raise DirectiveError(f"unknown op {op!r}"[:80], expected="one of " + ", ".join(OPS), hint=hint)
     return OPS[op].parse(data)

@@ -39,6 +39,8 @@ def replace_file(path: Path, text: str) -> None:
     Raises:
         ProgramError: the file cannot be written there.
     """
+    if not path.name or path.is_dir():
+        raise ProgramError("cannot write the file: it is a folder; name a file in it", where=str(path))
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         try:

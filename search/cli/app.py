@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from argparse import SUPPRESS, Action, ArgumentTypeError, Namespace, _SubParsersAction
-from pathlib import Path
 from typing import Any
 
 from piper_core.errors import ConfigError
-from profiler.console import Parser, at_least_one, duration_s, gib, seed
+from profiler.console import Parser, at_least_one, duration_s, gib, path, seed
 from search.objective import OBJECTIVES
 
 EXAMPLE = "piper-search --model llama9b --gpus 32"
@@ -46,10 +45,10 @@ def parser() -> Parser:
            help="what to make small: step time (throughput, the default), memory, or both (pareto)")  # fmt: skip
     option("--max-memory", type=gib, metavar="GIB", help="memory of a GPU that may be used (default: all it has)")
     option("--top", type=at_least_one, metavar="N", help="strategies to print (default: 10)")
-    option("--out", type=Path, metavar="DIR", help="folder for what is found (default: piper-search-out)")
+    option("--out", type=path, metavar="DIR", help="folder for what is found (default: piper-search-out)")
     option(
         "--resume",
-        type=Path,
+        type=path,
         metavar="DIR",
         help="go on with the search that a killed run left in a folder, as if it had not been; --budget counts anew",
     )
@@ -81,13 +80,13 @@ def parser() -> Parser:
 
     check = command("check", "compile a strategy, prove that its plan runs, price it, and print the plan",
                     "\n\nExit status 0: verified. 2: rejected, the reason in the last line on stderr.")  # fmt: skip
-    check.add_argument("file", type=Path, metavar="FILE", help="a strategy, or upstream Piper's array of directives")
+    check.add_argument("file", type=path, metavar="FILE", help="a strategy, or upstream Piper's array of directives")
     check.add_argument("--synthetic", metavar="dense:N|moe:N", help="a synthetic model of N layers")
     check.add_argument("--stages", type=at_least_one, metavar="N",
                        help="stages of a synthetic model (default: one more than the highest PP named)")  # fmt: skip
     check.add_argument("--plan", action="store_true", help="print the whole plan too: every action of every stream")
     check.add_argument("--cluster", dest="priced_on", metavar="ID", help="price it on this (default: the header's)")
-    check.add_argument("--against", type=Path, metavar="FILE",
+    check.add_argument("--against", type=path, metavar="FILE",
                        help="say what changed against another one (default: what the header predicts)")  # fmt: skip
     check.add_argument("--watch", action="store_true", help="check again on every save, until Ctrl-C")
     check.set_defaults(run=_check)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from profiler.console import Parser
+from profiler.console import Parser, path
 
 if TYPE_CHECKING:
     from search.compare import Price
@@ -14,8 +13,8 @@ if TYPE_CHECKING:
 
 def add_options(parser: Parser) -> None:
     """Add the options of the command."""
-    parser.add_argument("before", type=Path, metavar="A", help="a strategy file")
-    parser.add_argument("after", type=Path, metavar="B", help="another, for the same model or not")
+    parser.add_argument("before", type=path, metavar="A", help="a strategy file")
+    parser.add_argument("after", type=path, metavar="B", help="another, for the same model or not")
     parser.add_argument("--cluster", dest="priced_on", metavar="ID", help="price both on this (default: each header's)")
 
 

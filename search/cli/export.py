@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from profiler.console import Parser
+from profiler.console import Parser, path
 from search.export import EXPORTERS
 
 NOTES = "NOTES.txt"
@@ -13,9 +13,9 @@ NOTES = "NOTES.txt"
 
 def add_options(parser: Parser) -> None:
     """Add the options of the command."""
-    parser.add_argument("file", type=Path, metavar="FILE", help="a strategy file")
+    parser.add_argument("file", type=path, metavar="FILE", help="a strategy file")
     parser.add_argument("--to", required=True, choices=tuple(EXPORTERS), help="the system to write for")
-    parser.add_argument("-o", dest="folder", type=Path, metavar="DIR", help="folder to write to (default: FILE.TARGET)")
+    parser.add_argument("-o", dest="folder", type=path, metavar="DIR", help="folder to write to (default: FILE.TARGET)")
 
 
 def run(options: Namespace) -> int:

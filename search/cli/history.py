@@ -8,14 +8,14 @@ from pathlib import Path
 
 from piper_core.errors import ConfigError
 from profiler import console
-from profiler.console import Parser
+from profiler.console import Parser, path
 
 
 def add_options(parser: Parser) -> None:
     """Add the options of the command."""
-    parser.add_argument("of_profile", nargs="?", type=Path, metavar="PROFILE",
+    parser.add_argument("of_profile", nargs="?", type=path, metavar="PROFILE",
                         help="a profile with runs (default: all of the store)")  # fmt: skip
-    parser.add_argument("--store", dest="of_store", type=Path, metavar="FOLDER", help="the store (default: your own)")
+    parser.add_argument("--store", dest="of_store", type=path, metavar="FOLDER", help="the store (default: your own)")
 
 
 def run(options: Namespace) -> int:

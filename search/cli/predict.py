@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from piper_core.errors import ConfigError
 from profiler import console
-from profiler.console import Parser, at_least_one, integer
+from profiler.console import Parser, at_least_one, integer, path
 
 if TYPE_CHECKING:
     from search.predict import Prediction
@@ -30,7 +30,7 @@ def add_options(parser: Parser) -> None:
         more = {"dest": f"of_{flag.replace('-', '_')}"} | more
         parser.add_argument(f"--{flag}", help=text, **more)  # type: ignore[arg-type]  # argparse's own overloads
 
-    parser.add_argument("of_file", nargs="?", type=Path, metavar="FILE", help="a strategy file; or say it by options:")
+    parser.add_argument("of_file", nargs="?", type=path, metavar="FILE", help="a strategy file; or say it by options:")
     option("model", "a preset, or a Hugging Face config.json or its directory", metavar="MODEL")
     option("cluster", "an id (piper-search clusters) or a file of your own (default: the file's own, or p4de)",
            metavar="ID")  # fmt: skip
@@ -56,12 +56,12 @@ def add_options(parser: Parser) -> None:
     option("outer", "outermost axis of the mesh on the topology (default: pp)", choices=("pp", "dp"))
     option("prefetch", "gathers of parameters that may run ahead of compute (default: 1)", type=at_least_one,
            metavar="N")  # fmt: skip
-    option("table", "predict each row of a CSV of runs, with the columns of published tables", type=Path, metavar="CSV")
-    option("out", "with --table: the CSV to write", type=Path, metavar="CSV")
+    option("table", "predict each row of a CSV of runs, with the columns of published tables", type=path, metavar="CSV")
+    option("out", "with --table: the CSV to write", type=path, metavar="CSV")
     option("profile", "price with what was measured: a file of piper-profile; auto: this machine's own, taken now "
            "where there is none; none: nothing measured (default: this machine's own, where it is what is priced)",
-           type=Path, metavar="FILE")  # fmt: skip
-    option("timeline", "write a picture (.html, .svg) or a Perfetto trace (.json) of the step", type=Path,
+           type=path, metavar="FILE")  # fmt: skip
+    option("timeline", "write a picture (.html, .svg) or a Perfetto trace (.json) of the step", type=path,
            metavar="FILE")  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from profiler import console
-from profiler.console import Parser, duration_s, seed
+from profiler.console import Parser, duration_s, path, seed
 
 if TYPE_CHECKING:
     from piper_core.program.strategy import Strategy
@@ -26,7 +26,7 @@ _WORDS = {"budget": "time budget spent", "interrupted": "interrupted", "nothing"
 
 def add_options(parser: Parser) -> None:
     """Add the options of the command."""
-    parser.add_argument("file", type=Path, metavar="FILE", help="a strategy file with a model and a cluster")
+    parser.add_argument("file", type=path, metavar="FILE", help="a strategy file with a model and a cluster")
     parser.add_argument("--lock", nargs="+", action="extend", default=[], metavar="WHAT",
                         help="what stays as it is: a field (order, zero, layers, schedule, pp, tp, micro_batch, "
                              "recompute, ...) or a filter (PP=0, PP=1,MB=0-3)")  # fmt: skip
@@ -38,7 +38,7 @@ def add_options(parser: Parser) -> None:
                         help="price with what was measured: a file of piper-profile; auto: this machine's own, taken "
                              "now where there is none; none: nothing measured (default: what the file was priced by, "
                              "else this machine's own)")  # fmt: skip
-    parser.add_argument("-o", dest="target", type=Path, metavar="FILE", help="where to write (default: NAME.refined.*)")
+    parser.add_argument("-o", dest="target", type=path, metavar="FILE", help="where to write (default: NAME.refined.*)")
 
 
 def run(options: Namespace) -> int:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from profiler.console import Parser
+from profiler.console import Parser, path
 
 
 def add_options(parser: Parser) -> None:
     """Add the options of the command."""
-    parser.add_argument("folder", type=Path, metavar="DIR", help="the --out folder of a search")
-    parser.add_argument("-o", dest="page", type=Path, metavar="FILE", help="the page (default: DIR/report.html)")
+    parser.add_argument("folder", type=path, metavar="DIR", help="the --out folder of a search")
+    parser.add_argument("-o", dest="page", type=path, metavar="FILE", help="the page (default: DIR/report.html)")
 
 
 def run(options: Namespace) -> int:

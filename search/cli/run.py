@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from piper_core.errors import ConfigError, RunError
 from profiler import console
-from profiler.console import Parser, at_least_one, duration_s, seed
+from profiler.console import Parser, at_least_one, duration_s, path, seed
 
 if TYPE_CHECKING:
     from piper_core.arch.record import Architecture
@@ -33,14 +33,14 @@ def add_options(parser: Parser) -> None:
         more = {"dest": f"run_{flag.replace('-', '_')}"} | more
         parser.add_argument(f"--{flag}", help=text, **more)  # type: ignore[arg-type]  # argparse's own overloads
 
-    parser.add_argument("run_file", type=Path, metavar="FILE", help="a strategy file")
+    parser.add_argument("run_file", type=path, metavar="FILE", help="a strategy file")
     option("steps", "steps to train (default: 5; of a rehearsal 2)", type=at_least_one, metavar="N")
     option("ranks", "real: a process each; virtual: rehearse in one process, in float64 on tokens of its own; "
            " auto (default): real where there are enough devices",
            choices=("auto", "real", "virtual"), default="auto")  # fmt: skip
     option("device", "default: the kind of the strategy's cluster", choices=("cpu", "cuda"))
     option("address", "a Ray cluster that runs (host:port, or auto); default: processes of this machine", metavar="RAY")
-    option("data", "tokens to train on, .npy or .bin (default: random ones)", type=Path, metavar="FILE")
+    option("data", "tokens to train on, .npy or .bin (default: random ones)", type=path, metavar="FILE")
     option(
         "dtype",
         "of weights (default: float32, on cuda bfloat16, with --check float64)",
@@ -51,9 +51,9 @@ def add_options(parser: Parser) -> None:
     option("seed", "of weights and random tokens (default: 0)", type=seed, metavar="N")
     option("compile", "let Inductor compile the chunks of every rank before the first step", action="store_true")
     option("check", "compare losses and gradients with one process that trains the whole model", action="store_true")
-    option("load", "go on from the checkpoint in a folder", type=Path, metavar="DIR")
-    option("save", "write a checkpoint to a folder in the end", type=Path, metavar="DIR")
-    option("timeline", "write the last step, predicted and measured (.html), or measured (.svg, .json)", type=Path,
+    option("load", "go on from the checkpoint in a folder", type=path, metavar="DIR")
+    option("save", "write a checkpoint to a folder in the end", type=path, metavar="DIR")
+    option("timeline", "write the last step, predicted and measured (.html), or measured (.svg, .json)", type=path,
            metavar="FILE")  # fmt: skip
     option("timeout", "longest time for a step (default: 60)", type=duration_s, metavar="SECONDS")
 
@@ -136,8 +136,11 @@ def _rehearse(strategy: Strategy, architecture: Architecture, why: str, options:
         if getattr(options, f"run_{name}") not in (None, False):
             raise ConfigError(f"--{name} has no place in a rehearsal ({why}), which trains a small double in float64 "
                               "on tokens of its own and keeps nothing; leave it out, or use --ranks real")  # fmt: skip
+    from piper_core.program.strategy import base_dag
     from piper_core.runtime import rehearsal
+    from piper_core.schedule.compile import compile_program
 
+    compile_program(strategy.program, base_dag(strategy), strategy.header.world)  # a double is made to fit
     seed = 0 if options.run_seed is None else options.run_seed
     found = rehearsal.rehearse(strategy, architecture, steps=options.run_steps or rehearsal.STEPS, seed=seed)
     if options.json:

@@ -89,7 +89,7 @@ def run_search(
         "forbid": {name: list(values) for name, values in forbidden.items()},
         "memory_bytes": hardware.device.memory_bytes, "objective": objective, "seed": seed,
     }  # fmt: skip
-    _check_folder(target)
+    _check_folder(target, "--out" if resume is None else "--resume")
     if out is not None:  # the default folder holds the last search, whatever it was
         check_same_search(target, searched)
     problem = Problem(architecture, hardware, gpus, global_batch, seq_len)
@@ -157,12 +157,12 @@ def with_memory(cluster: Cluster, memory_gib: float) -> Cluster:
     """
     has = cluster.device.memory_bytes / 2**30
     if memory_gib > has:
-        raise ConfigError(f"--max-memory {memory_gib:g} is more than a {cluster.device.name} has: {has:.1f} GiB")
+        raise ConfigError(f"--max-memory {memory_gib:g} is more than one {cluster.device.name} has: {has:.1f} at most")
     return replace(cluster, device=replace(cluster.device, memory_bytes=memory_gib * 2**30))
 
 
-def _check_folder(folder: Path) -> None:
-    """Refuse an output folder that cannot be made or written to; make nothing yet.
+def _check_folder(folder: Path, option: str) -> None:
+    """Refuse an output folder, which an option named, that cannot be made or written to; make nothing yet.
 
     Raises:
         ConfigError: with the reason.
@@ -174,11 +174,11 @@ def _check_folder(folder: Path) -> None:
         while not nearest.exists():
             nearest = nearest.parent
         if not nearest.is_dir():
-            raise ConfigError(f"--out {folder} cannot be made: {nearest} is no folder; name another one")
+            raise ConfigError(f"{option} {folder} cannot be made: {nearest} is no folder; name another one")
     except OSError as error:
-        raise ConfigError(f"--out {folder} cannot be made: {error.strerror}; name another folder") from None
+        raise ConfigError(f"{option} {folder} cannot be made: {error.strerror}; name another folder") from None
     if not os.access(nearest, os.W_OK | os.X_OK):
-        raise ConfigError(f"--out {folder} is not writable; name another folder")
+        raise ConfigError(f"{option} {folder} is not writable; name another folder")
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from piper_core.errors import ConfigError
 from profiler import console
-from profiler.console import Parser
+from profiler.console import Parser, path
 
 SUFFIXES = (".svg", ".html")
 
@@ -16,7 +16,7 @@ def add_options(parser: Parser) -> None:
     """Add the options of the command."""
     parser.add_argument("--leave-one-out", action="store_true",
                         help="refit the constants without each source in turn (a minute more)")  # fmt: skip
-    parser.add_argument("--out", dest="picture", type=Path, metavar="FILE",
+    parser.add_argument("--out", dest="picture", type=path, metavar="FILE",
                         help="draw predicted against measured (.svg, .html)")  # fmt: skip
 
 

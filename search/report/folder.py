@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from piper_core.errors import ConfigError
 from piper_core.program.write import replace_file
+from search.database import differs
 
 if TYPE_CHECKING:
     from piper_core.program.strategy import Strategy
@@ -55,14 +56,15 @@ def read_result(folder: Path) -> dict[str, Any] | None:
         if not path.exists():
             return None
         if path.stat().st_size > MOST_BYTES:
-            raise ConfigError(f"{path} is over {MOST_BYTES >> 20} MiB, and so no result of a search")
+            raise ConfigError(f"{path} is over {MOST_BYTES >> 20} MiB, and so no result of a search; name another "
+                              "folder")  # fmt: skip
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+        raise ConfigError(f"cannot read {path}: {error.strerror}; name another folder") from None
     except (ValueError, RecursionError):
-        raise ConfigError(f"{path} is not the result of a search: it is no JSON") from None
+        raise ConfigError(f"{path} is not the result of a search: it is no JSON; name another folder") from None
     if not isinstance(data, dict) or not isinstance(data.get("candidates"), list):
-        raise ConfigError(f"{path} is not the result of a search: it has no candidates")
+        raise ConfigError(f"{path} is not the result of a search: it has no candidates; name another folder")
     return data
 
 
@@ -75,10 +77,8 @@ def check_same_search(folder: Path, search: Mapping[str, Any]) -> None:
     there = read_result(folder)
     if there is None or "search" not in there:
         return
-    here = json.loads(json.dumps(search))
-    differs = [name for name in here if there["search"].get(name) != here[name]]
-    if differs:
-        words = "; ".join(f"{name} {json.dumps(there['search'].get(name))} there" for name in differs[:3])
+    head = {name: value for name, value in there["search"].items() if name in search}
+    if words := differs(head, search):
         raise ConfigError(f"--out {folder} holds another search ({words}); name another folder")
 
 

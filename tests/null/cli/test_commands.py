@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import subprocess
 import sys
 from argparse import Namespace
@@ -14,7 +15,8 @@ from pathlib import Path
 import pytest
 
 import profiler.cli
-from piper_core.errors import ConfigError
+from piper_core.errors import ConfigError, ProgramError
+from piper_core.program.write import replace_file
 from profiler import console
 from search.cli import main
 from search.cli.app import DEFAULTS, parser
@@ -65,6 +67,32 @@ def test_usage_errors(words: str, reason: str, as_json: bool, capsys: pytest.Cap
         assert json.loads(out) == {"error": err.removeprefix("piper-search: error: ")[:-1]}
     else:
         assert out == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--model tiny-llama --gpus 2 --out ''", "--model tiny-llama --gpus 2 --resume ''", "report out -o ''", "check ''",
+     "export s.yaml --to csv -o ''", "refine s.yaml -o ''", "predict --timeline ''", "validate --out ''"],
+)  # fmt: skip
+def test_no_name(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An empty name is not the folder that one is in."""
+    monkeypatch.chdir(tmp_path)
+    assert main(shlex.split(words)) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "must name a file or a folder, found ''" in err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", [".", "/", "there"])
+def test_a_folder_where_a_file_is_written(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").mkdir()
+    with pytest.raises(ProgramError, match="cannot write the file: it is a folder; name a file in it"):
+        replace_file(Path(name), "text")
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
 def test_the_largest_seed() -> None:

@@ -69,3 +69,30 @@ def test_an_unknown_name(
     name: str, changes: dict[str, str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert said in refused(COMMANDS[name], strategy(**changes), tmp_path, capsys)
+
+
+@pytest.mark.parametrize("name", ["check", "diff", "refine", "export", "run", "rehearsal"])
+@pytest.mark.parametrize(
+    ("predicted", "said"),
+    [
+        ({"step_time_s": 0}, "header field predicted: step_time_s must be above 0, found 0; leave it out"),
+        ({"step_time_s": -1.5}, "step_time_s must be above 0, found -1.5"),
+        ({"step_time_s": 1.0, "peak_memory_bytes": [5, -1]}, "peak_memory_bytes must be above 0, found -1"),
+    ],
+)
+def test_a_prediction_that_none_makes(
+    name: str, predicted: dict[str, object], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in refused(COMMANDS[name], strategy(predicted=predicted), tmp_path, capsys)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_strategy_for_another_model(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    made = strategy()
+    other = Program.parse(
+        [{"op": "stage", "layers_per_stage": [9]}, *(each.to_data() for each in made.program.directives[1:])]
+    )
+    assert "layers_per_stage adds up to 9 of 8 layers" in refused(
+        COMMANDS[name], replace(made, program=other), tmp_path, capsys
+    )

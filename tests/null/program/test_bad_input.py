@@ -89,6 +89,7 @@ MALFORMED = {
     "directive is a list": Bad([[place(0, 0)]], "a directive is not an object"),
     "no op": Bad([{"filter": {}}], "unknown op None, expected one of stage, split, place"),
     "wrong op": Bad([{"op": "plaice", "filter": {}, "devices": [0]}], "unknown op 'plaice', expected one of"),
+    "op nearly right": Bad([{"op": "splt", "filter": {}}], "recompute, order; did you mean split?"),
     "op is a list": Bad([{"op": ["place"]}], "unknown op ['place']"),
     "missing filter": Bad([{"op": "place", "devices": [0]}], "field 'filter' is missing"),
     "missing devices": Bad([{"op": "place", "filter": {}}], "field 'devices' is missing"),

@@ -152,9 +152,9 @@ def test_a_killed_search_goes_on_where_it_was(tmp_path: Path) -> None:
     [
         ("", "is not a search's file"),
         ("[]\n", "is not a search's file"),
-        ('{"format": 99, "search": {}}\n', "has format 99"),
+        ('{"format": 99, "search": {}}\n', "has format 99.*; name another folder"),
         ('{"format": 1, "search": {"model": "b"}}\n', 'another search.*model "b" there, "a" here'),
-        ('{"format": 1, "search": {"model": "a"}}\n{"config": 3}\n', "line 2: not an outcome"),
+        ('{"format": 1, "search": {"model": "a"}}\n{"config": 3}\n', "line 2: not an outcome.*without that line"),
         ('{"format": 1, "search": {"model": "a"}}\nnonsense\n', "line 2: not an outcome"),
     ],
 )

@@ -249,8 +249,20 @@ def test_what_is_forbidden_is_named(fix: list[str], forbid: list[str], reason: s
 
 
 def test_gpus_that_nothing_makes() -> None:
-    it = case(DENSE, "p4d", 23, 16, 256)
-    assert "no pp x tp x dp makes 23 GPUs" in str(why_empty(it.space))
+    """What would do does, and nothing between that and what was asked for."""
+    for gpus, batch in ((23, 16), (13, 64), (1000003, 2048)):
+        space = case(DENSE, "p4d", gpus, batch, 256).space
+        text = str(why_empty(space))
+        assert f"no pp x tp x cp x dp makes {gpus} GPUs" in text
+        below, above = map(int, re.findall(r"; (\d+) or (\d+) GPUs would do", text)[0])
+        assert below < gpus < above
+        for near in {below, above, *range(max(below, gpus - 40), min(above, gpus + 40))}:
+            assert all(replace(space, gpus=near).axes().values()) == (near in (below, above))
+
+
+def test_more_gpus_than_a_strategy_may_have() -> None:
+    with pytest.raises(ConfigError, match=r"--gpus 1048577 is more than .*: at most 1048576"):
+        Space(DENSE, 2**20 + 1, 8, 16, 256, {}).check()
 
 
 def test_numbers_that_no_configuration_meets() -> None:
