@@ -8,12 +8,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from math import inf
 from multiprocessing import get_context
 from typing import Protocol, TypeAlias, TypeVar
 
-from piper_core.errors import DirectiveError, InfeasibleError, PlanError
+from piper_core.errors import DirectiveError, InfeasibleError, PlanError, RunError
 from piper_core.schedule.grid import Grid
 from search.candidate import Outcome
 from search.problem import Problem
@@ -93,6 +94,9 @@ def evaluator(problem: Problem, workers: int | None) -> Iterator[Run]:
 
     Once the clock passes the deadline, which may change on the way, what is left of the batch comes back as None. An
     evaluation in this process is not cut short.
+
+    Raises:
+        RunError: a process died.
     """
     global _PROBLEM
     _PROBLEM = problem
@@ -119,6 +123,9 @@ def evaluator(problem: Problem, workers: int | None) -> Iterator[Run]:
 
     try:
         yield apart
+    except BrokenProcessPool:
+        raise RunError("a process that evaluates was killed, perhaps for want of memory; what was evaluated is kept: "
+                          "go on with --resume, and with fewer --workers") from None  # fmt: skip
     finally:
         finished = all(future.done() for future in running)
         processes = list((pool._processes or {}).values())

@@ -156,7 +156,7 @@ def test_another_search_is_refused(folder: Path, capsys: pytest.CaptureFixture[s
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert main([*SMALL, "--global-batch", "16", "--out", str(folder)]) == 2
     err = capsys.readouterr().err
-    assert "holds another search (global_batch 8 there)" in err
+    assert "holds another search (global_batch 8 there, 16 here)" in err
     assert err.count("\n") == 1
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert main([*SMALL, "--out", str(folder), "--json"]) == 0

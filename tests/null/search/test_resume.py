@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from piper_core.errors import ConfigError
+from piper_core.errors import ConfigError, RunError
 from search.candidate import Score
 from search.database import FILE, Database
 from search.engine import Result, search
@@ -115,6 +115,26 @@ def test_an_interrupted_search_goes_on(at: int, tmp_path: Path, monkeypatch: pyt
     assert told(whole(it, database=database)) == expected
     assert calls.n == len((tmp_path / FILE).read_text().splitlines()) - at
     assert told(whole(it, database=Database.resume(tmp_path, KEY), batches=(2, 3))) == short
+
+
+def test_a_worker_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was evaluated before is kept, and answers a search that goes on."""
+    it = some()
+    done = {config for config, _ in found(whole(it, batches=(1, 0)))}
+    score = it.problem.score
+
+    def dies(config: Configuration) -> Score:
+        if config not in done:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return score(config)
+
+    monkeypatch.setattr(it.problem, "score", dies)
+    with pytest.raises(RunError, match=r"was killed.*go on with --resume, and with fewer --workers"):
+        whole(it, workers=2, database=Database.start(tmp_path, KEY))
+    monkeypatch.undo()
+    database = Database.resume(tmp_path, KEY)
+    assert len(database.known) == len(done)
+    assert told(whole(it, database=database)) == told(whole(some()))
 
 
 def test_nothing_is_written_before_something_is_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -221,7 +221,7 @@ def test_the_same_file_twice(made: tuple[dict[str, Any], Path], tmp_path: Path) 
     [
         ("--gpus 0", "integer of at least 1"),
         ("--gpus -8", "integer of at least 1"),
-        ("--gpus 37", "no pp x tp x dp makes 37 GPUs"),
+        ("--gpus 37", "no pp x tp x cp x dp makes 37 GPUs"),
         ("--gpus 8 --global-batch 0", "integer of at least 1"),
         ("--gpus 8 --global-batch 3 --fix dp=8", "leaves no configuration on 8 GPUs"),
         ("--gpus 8 --global-batch 9 --fix dp=4", "; dp could be 1"),
