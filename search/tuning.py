@@ -83,7 +83,7 @@ class Reorder:
 
 def tune(state: State, space: Space, run: Run, reorder: Reorder, seed: int, journal: Path | None) -> None:
     """Try what a configuration leaves open for the best ones: the list scheduler's order, then finer choices."""
-    from search.generators.sampled import Sampled
+    from search.generators.sampled import Sampled, forget
 
     result = state.result
     ended, result.stopped, state.share = result.stopped, "", 1.0
@@ -97,7 +97,7 @@ def tune(state: State, space: Space, run: Run, reorder: Reorder, seed: int, jour
         if len(domain) < 2:
             continue
         if journal is not None and not result.finer:
-            journal.unlink(missing_ok=True)  # answers are in the database; a study is of one run
+            forget(journal)  # answers are in the database; a study is of one run
         name = f"finer choices of {config}"
         sampled = Sampled(
             only, problem.bounds, problem.cluster.device.memory_bytes, seed=seed, journal=journal, name=name,

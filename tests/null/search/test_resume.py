@@ -17,6 +17,7 @@ from piper_core.errors import ConfigError, RunError
 from search.candidate import Score
 from search.database import FILE, Database
 from search.engine import Result, search
+from search.generators.sampled import JOURNAL
 from search.space import Configuration
 from tests.null.search.spaces import PLAIN, Case
 from tests.null.search.test_search import DENSE, KEY, case, told
@@ -135,6 +136,16 @@ def test_a_worker_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     database = Database.resume(tmp_path, KEY)
     assert len(database.known) == len(done)
     assert told(whole(it, database=database)) == told(whole(some()))
+
+
+def test_a_lock_that_a_kill_left_is_not_waited_for(tmp_path: Path) -> None:
+    journal = tmp_path / JOURNAL
+    journal.touch()
+    (tmp_path / f"{JOURNAL}.lock").symlink_to(journal)
+    start = time.perf_counter()
+    assert whole(some(), journal=journal).finer > 0
+    assert time.perf_counter() - start < 20
+    assert [path.name for path in tmp_path.iterdir()] == [JOURNAL]
 
 
 def test_nothing_is_written_before_something_is_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
