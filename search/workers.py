@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -80,6 +81,23 @@ def _start_worker() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+@contextmanager
+def _interrupted_later() -> Iterator[None]:
+    """Put a Ctrl-C off to the end: the first of a batch forks, and Python loses what is raised right after a fork."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or handler is None:
+        yield
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if came:
+            signal.raise_signal(signal.SIGINT)
+
+
 class Run(Protocol):
     """Scores a batch until a deadline, ``proved`` or not; other processes begin at once."""
 
@@ -116,7 +134,8 @@ def evaluator(problem: Problem, workers: int | None) -> Iterator[Run]:
     def apart(batch: Sequence[Configuration], deadline_s: Callable[[], float], *, proved: bool = False) -> Outcomes:
         if proved and not all(future.done() for future in running):
             return here(batch, deadline_s, proved=proved)  # workers are still at what a deadline cut short
-        begun = [pool.submit(_evaluate, config, proved, known_order(config, orders)) for config in batch]
+        with _interrupted_later():
+            begun = [pool.submit(_evaluate, config, proved, known_order(config, orders)) for config in batch]
         running[:] = [future for future in running if not future.done()] + begun
 
         return in_order(batch, begun, lambda future, seconds: future.result(seconds), deadline_s, orders)

@@ -194,5 +194,21 @@ def test_a_process_that_is_killed_or_interrupted(tmp_path: Path) -> None:
         assert not [path.name for path in folder.iterdir() if path.name.startswith(".")]
 
 
+INTERRUPTED_FORK = """
+import os, signal, sys
+from search.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)
+os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGINT))
+sys.exit(main())
+"""
+
+
+def test_an_interrupt_while_workers_start(tmp_path: Path) -> None:
+    """It is not lost, and nothing is said but that."""
+    words = [sys.executable, "-c", INTERRUPTED_FORK, *QUICK, "--workers", "2", "--out", str(tmp_path / "out")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "piper-search: error: interrupted\n")
+
+
 def _has(path: Path, lines: int) -> bool:
     return path.exists() and path.read_bytes().count(b"\n") >= lines
