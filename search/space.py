@@ -132,10 +132,10 @@ class Space:
     experts; stages do not outnumber layers; the schedule accepts (pp, v, m); ZeRO-2/3, and tied parameters, need each
     stage on one row; ZeRO needs dp x cp > 1; sequence parallelism needs tp > 1 and a sequence that tp x cp divides.
     Fewer layers of a stage are recomputed than its share of all layers (that many and more is ``full``). Without a
-    pipeline (pp = 1) every family is plain gradient accumulation, written 1f1b; where pp or dp is 1, or all GPUs are in
-    one node, either mesh order is the same, written pp. What is not replicated has no buckets, ZeRO-3 alone gathers
-    ahead, and streams can be shared where two kinds of collectives run beside compute. ``fix`` narrows an axis to some
-    values, ``forbid`` takes some away.
+    pipeline (pp = 1) every family is plain gradient accumulation, written 1f1b; where pp or dp / ep is 1 (ranks that
+    share experts are next to each other in either), or all GPUs are in one node, either mesh order is the same, written
+    pp. What is not replicated has no buckets, ZeRO-3 alone gathers ahead, and streams can be shared where two kinds of
+    collectives run beside compute. ``fix`` narrows an axis to some values, ``forbid`` takes some away.
     """
 
     architecture: Architecture
@@ -179,9 +179,9 @@ class Space:
                 dp = self.gpus // (pp * tp * cp)
                 if self.global_batch % dp or not self._keeps("dp", dp):
                     continue
-                outers = OUTERS if pp > 1 and dp > 1 and self.gpus > self.gpus_per_node else OUTERS[:1]
-                for ep, outer in product(experts, outers):
-                    if dp % ep == 0 and self._keeps("outer", outer):
+                for ep, outer in product(experts, OUTERS):
+                    differs = pp > 1 and dp > ep and self.gpus > self.gpus_per_node
+                    if dp % ep == 0 and (differs or outer == OUTERS[0]) and self._keeps("outer", outer):
                         yield Degrees(pp, tp, dp, ep, cp, outer)
 
     def schedules(self, pp: int) -> Iterator[tuple[str, int]]:

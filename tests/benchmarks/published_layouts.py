@@ -3,7 +3,8 @@ finds for the same model, cluster, batch and sequence: the winner must be at lea
 
 Every layout is given the kernels that the search prices, whatever it ran with. The published step times are not looked
 at: this is a check of the search, not of the costs. ``gap`` is the most by which another configuration with the order
-of its family may be quicker than the winner.
+of its family may be quicker than the winner. All of these layouts ran; those that our memory model does not say to fit
+(often too close to call, so the search may not choose them) are compared too, under ``others``, but fail nothing.
 """
 
 from __future__ import annotations
@@ -30,20 +31,29 @@ SAME = 1 + 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The layouts of one problem: what the best of those that fit takes (None: none fits), and what the search found
-    (None: nothing fits)."""
+    """The layouts of one problem: what the best of those that fit takes, of the others (None: there is none), and of
+    the search (None: nothing fits)."""
 
     layouts: int
     fit: int
     best_s: float | None
+    others_s: float | None
     ours_s: float | None
     gap: float
     wall_s: float
 
     @property
     def gain(self) -> float | None:
-        """How much quicker the search's winner is."""
-        return self.best_s / self.ours_s - 1 if self.best_s is not None and self.ours_s is not None else None
+        """How much longer the best layout that fits takes than the search's winner."""
+        return self._over(self.best_s)
+
+    @property
+    def others(self) -> float | None:
+        """The same of the layouts that are not said to fit."""
+        return self._over(self.others_s)
+
+    def _over(self, seconds: float | None) -> float | None:
+        return None if seconds is None or self.ours_s is None else seconds / self.ours_s - 1
 
     @property
     def good(self) -> bool:
@@ -72,14 +82,14 @@ def compare(layouts: list[Request], budget_s: float = BUDGET_S) -> Group:
     Raises:
         KeyboardInterrupt: at Ctrl-C.
     """
-    times = []
+    times: list[float] = []
+    others: list[float] = []
     for request in layouts:
         try:
             score = predict(request, proved=False).score
         except PiperError:
             continue
-        if score.fits == "yes":
-            times.append(score.step_time_s)
+        (times if score.fits == "yes" else others).append(score.step_time_s)
     first = layouts[0]
     assert first.gpus is not None and first.global_batch is not None  # noqa: PT018  # every row has both
     problem = Problem(first.architecture, first.cluster, first.gpus, first.global_batch, first.seq_len)
@@ -93,19 +103,17 @@ def compare(layouts: list[Request], budget_s: float = BUDGET_S) -> Group:
         if found.stopped == "interrupted":
             raise KeyboardInterrupt
         ours, gap, wall_s = found.best.score.step_time_s, found.family_gap, found.wall_s
-    return Group(len(layouts), len(times), min(times, default=None), ours, gap, wall_s)
+    least, other = min(times, default=None), min(others, default=None)
+    return Group(len(layouts), len(times), least, other, ours, gap, wall_s)
 
 
 def line(key: tuple[object, ...], group: Group) -> str:
     """Return a row of the table."""
     name, cluster, gpus, batch, seq_len = map(str, key)
-    best, ours, gain = (
-        "none fits" if each is None else form.format(each)
-        for each, form in ((group.best_s, "{:.3f}"), (group.ours_s, "{:.3f}"), (group.gain, "{:.1%}"))
-    )
-    fit = f"{group.fit}/{group.layouts}"
-    return (f"{name[:16]:16} {cluster[:28]:28}{gpus:>5}{batch:>6}{seq_len:>7}{fit:>8}{best:>10}{ours:>10}"
-            f"{gain if group.gain is not None else '':>8}{group.gap:6.1%}{group.wall_s:7.1f}"
+    seconds = ["" if each is None else f"{each:.3f}" for each in (group.best_s, group.ours_s)]
+    more = ["" if each is None else f"{each:+.1%}" for each in (group.gain, group.others)]
+    return (f"{name[:16]:16} {cluster[:28]:28}{gpus:>5}{batch:>6}{seq_len:>7}{f'{group.fit}/{group.layouts}':>8}"
+            f"{seconds[0]:>10}{seconds[1]:>10}{more[0]:>8}{more[1]:>8}{group.gap:6.1%}{group.wall_s:7.1f}"
             + ("" if group.good else "  FAIL"))  # fmt: skip
 
 
@@ -113,7 +121,7 @@ def main() -> int:
     """Print a row of each problem: the best published layout, the winner, and the gain."""
     requests = sorted(published(), key=lambda each: str(problem_of(each)))
     print(f"{'model':16} {'cluster':28}{'GPUs':>5}{'batch':>6}{'seq':>7}{'fit':>8}{'best s':>10}{'search s':>10}"
-          f"{'gain':>8}{'gap':>6}{'took s':>7}", flush=True)  # fmt: skip
+          f"{'gain':>8}{'others':>8}{'gap':>6}{'took s':>7}", flush=True)  # fmt: skip
     groups = []
     try:
         for key, layouts in groupby(requests, key=problem_of):
@@ -122,10 +130,14 @@ def main() -> int:
     except KeyboardInterrupt:
         print("interrupted")
     gains = [group.gain for group in groups if group.gain is not None]
+    quicker = [-group.others for group in groups if group.others is not None and group.others < 1 - SAME]
     good = all(group.good for group in groups)
     if gains:
         print(f"{len(gains)} problems with {sum(group.fit for group in groups)} layouts that fit of "
               f"{sum(group.layouts for group in groups)}: gain {min(gains):.1%} to {max(gains):.1%}, "
               f"median {median(gains):.1%}; {sum(group.gap == 0 for group in groups)} without a gap")  # fmt: skip
+    if quicker:
+        print(f"in {len(quicker)} problems a layout that is not said to fit is quicker, by {max(quicker):.1%} at most, "
+              f"{median(quicker):.1%} in the median")  # fmt: skip
     print("PASS" if good else "FAIL", "the winner is at least as good as every published layout that fits")
     return 0 if good else 1

@@ -15,6 +15,7 @@ from piper_core.schedule.families import FAMILIES
 from search.empty import why_empty
 from search.generators.best_first import BestFirst
 from search.space import FIXABLE, Configuration, Space, divisors, parse_fix
+from search.stage_costs import mesh_of
 from tests.null.search.spaces import DENSE, MOE, PLAIN, SHARED, TIED, TIED_BIAS, case, leaves
 from tests.null.search.test_bound import sample
 
@@ -36,6 +37,17 @@ def test_the_size_is_the_number_listed(
     listed = list(leaves(it.space))
     assert len(set(listed)) == len(listed)
     assert BestFirst(it.space, it.problem.bounds, inf).size == len(listed)
+
+
+@pytest.mark.parametrize(("architecture", "gpus"), [(DENSE, 16), (MOE, 16), (MOE, 64), (SHARED, 32)])
+def test_no_two_degrees_put_ranks_alike(architecture: Architecture, gpus: int) -> None:
+    space = Space(architecture, gpus, 8, 64, 256, {})
+    configs = [
+        Configuration(*found[:4], "1f1b", 1, 0, 1, 1, "none", False, "", *found[4:]) for found in space.degrees()
+    ]
+    meshes = [tuple((name, size) for name, size in mesh_of(config).axes if size > 1) for config in configs]
+    assert len(configs) > 10
+    assert len(set(meshes)) == len(meshes)
 
 
 @pytest.mark.parametrize(("architecture", "cluster", "gpus", "batch", "seq_len", "fix"), CASES)
