@@ -52,7 +52,8 @@ def distinct_pairs(a: Ints, b: Ints) -> list[tuple[int, int]]:
 
 
 def splice(dag: Dag, anchors: Ints, nodes: Nodes, *, before: bool) -> Dag:
-    """Put ``nodes[i]`` on every activation, gradient and stash edge into (or out of) ``anchors[i]``.
+    """Put ``nodes[i]`` on every activation and gradient edge into (or out of) ``anchors[i]``, and on stash edges into
+    it: what a BI leaves for its BW does not go through the collectives that its own gradient goes through.
 
     Rewrite::
 
@@ -63,7 +64,8 @@ def splice(dag: Dag, anchors: Ints, nodes: Nodes, *, before: bool) -> Dag:
     new_of[anchors] = n + np.arange(len(anchors))
     edges = dag.edges
     ends = edges.dst if before else edges.src
-    moved = (new_of[ends] >= 0) & among(edges.role, (Role.ACTIVATION, Role.GRADIENT, Role.STASH))
+    roles = (Role.ACTIVATION, Role.GRADIENT, Role.STASH) if before else (Role.ACTIVATION, Role.GRADIENT)
+    moved = (new_of[ends] >= 0) & among(edges.role, roles)
     redirected = np.where(moved, new_of[ends], ends).astype(np.int32)
     backward = among(dag.nodes.phase[anchors], (Phase.B, Phase.BI, Phase.BW))
     role = np.where(backward, int(Role.GRADIENT), int(Role.ACTIVATION))

@@ -22,7 +22,7 @@ _ENDS: dict[Role, tuple[tuple[NodeKind, ...], _Phases, tuple[NodeKind, ...], _Ph
     Role.ACTIVATION: ((_COMPUTE, _COLLECTIVE, _RECV), FORWARD, (_COMPUTE, _COLLECTIVE, _SEND), FORWARD),
     Role.GRADIENT: ((_COMPUTE, _COLLECTIVE, _RECV), BACKWARD, (_COMPUTE, _COLLECTIVE, _SEND), BACKWARD),
     Role.SAVED: ((_COMPUTE,), FORWARD, (_COMPUTE, _COLLECTIVE), (Phase.R, *BACKWARD)),
-    Role.STASH: ((_COMPUTE, _COLLECTIVE), (Phase.BI,), (_COMPUTE, _COLLECTIVE), (Phase.BW,)),
+    Role.STASH: ((_COMPUTE,), (Phase.BI,), (_COMPUTE, _COLLECTIVE), (Phase.BW,)),
     Role.PARAMETER: ((_COLLECTIVE,), (Phase.F, Phase.B), (_COMPUTE,), (Phase.F, Phase.R, Phase.B, Phase.BI)),
     Role.REDUCTION: ((_COMPUTE, _COLLECTIVE, NodeKind.NORM), _ALL, (_COLLECTIVE, NodeKind.NORM, NodeKind.UPDATE), _ALL),
     Role.MESSAGE: ((_SEND,), (Phase.F, Phase.B), (_RECV,), (Phase.F, Phase.B)),

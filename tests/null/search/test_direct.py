@@ -102,11 +102,19 @@ def long_way(problem: Problem, config: Configuration) -> tuple[Compiled, Evaluat
     )  # fmt: skip
 
 
+ALSO = {
+    "uneven": [  # weight gradients right after a backward whose last collective runs beside compute
+        Configuration(3, 2, 2, 1, "dualpipev", 2, 2, 3, 8, "full", True, "even", outer=outer, order="list")
+        for outer in OUTERS
+    ],
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_direct_lowering_is_apply_plan_and_lower(name: str) -> None:
     given = problem(name)
     quick, covered = direct(given), 0
-    for config in drawn(name):
+    for config in (*drawn(name), *ALSO.get(name, ())):
         if not quick.covers(config):
             continue
         covered += 1
