@@ -38,16 +38,16 @@ class Candidate:
     score: Score
 
     @property
-    def key(self) -> tuple[float, Configuration]:
-        """Rank: step time, ties by the configuration itself."""
-        return self.score.step_time_s, self.config
+    def key(self) -> tuple[float, int, Configuration]:
+        """Rank: step time, ties by how much is unusual, then by the configuration itself."""
+        return self.score.step_time_s, self.config.unusual, self.config
 
     def value(self, objective: Objective) -> float:
         """Return what the objective makes small: seconds, or bytes."""
         return self.score.worst_row_bytes if objective == "memory" else self.score.step_time_s
 
-    def rank(self, objective: Objective) -> tuple[float, float, Configuration]:
-        """Return the rank under an objective; ties by step time, then by the configuration itself."""
+    def rank(self, objective: Objective) -> tuple[float, float, int, Configuration]:
+        """Return the rank under an objective; ties by step time, then as :attr:`key` has it."""
         return self.value(objective), *self.key
 
 

@@ -76,6 +76,12 @@ class Configuration:
         return replace(self, bucket=bucket, prefetch=prefetch, streams=streams, order="family")
 
     @property
+    def unusual(self) -> int:
+        """How many of order, bucket, prefetch, streams and mesh order are not as usual: of equals, fewest is best."""
+        mine = (self.bucket, self.prefetch, self.streams, self.order, self.outer)
+        return sum(a != b for a, b in zip(mine, (*USUAL, "family", OUTERS[0]), strict=True))
+
+    @property
     def stages(self) -> int:
         """Number of pipeline stages."""
         return self.pp * (1 if self.layout is Layout.BIDIRECTIONAL else self.virtual_stages)

@@ -203,6 +203,18 @@ def test_ties_stand_in_the_order_of_configurations() -> None:
     assert tied, "the case no longer has a tie"
 
 
+def test_of_equals_the_usual_comes_first() -> None:
+    it = case(DENSE, "p4d", 16, 16, 256, ["pp=2", "tp=1", "cp=1", "zero=1", "b=1", "schedule=1f1b", *PLAIN[2:]])
+    found = run(it, top=1).best
+    plain, finer = found.config.plain, replace(found.config.plain, bucket=2)
+    same = [
+        replace(found, config=config)
+        for config in (replace(finer, streams="data"), replace(finer, outer="dp"), finer, plain)
+    ]
+    assert [each.config for each in sorted(same, key=lambda each: each.key)][:2] == [plain, finer]
+    assert replace(plain, streams="data") < plain  # by name alone it would come first
+
+
 def test_a_budget_ends_between_batches_and_says_what_was_not_reached() -> None:
     it = case(DENSE, "p4de", 16, 64, 2048, [*RECOMPUTE, *PLAIN])
     found = run(it, budget_s=1e-9)
