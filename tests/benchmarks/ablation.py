@@ -21,7 +21,7 @@ from search.engine import Problem, search
 from search.problem import Candidate
 from search.space import Configuration, Space, parse_fix
 
-BUDGET_S = 60.0
+BUDGET_S = 120.0
 Named: TypeAlias = tuple[str, int, str, int, int]
 """Model, GPUs, cluster, global batch, sequence length."""
 CASES: tuple[Named, ...] = (
@@ -30,9 +30,9 @@ CASES: tuple[Named, ...] = (
 )  # fmt: skip
 ELSEWHERE: tuple[Named, ...] = (
     ("llama9b", 16, "p4d", 16, 65536), ("piper-9b", 16, "p4d", 64, 4096), ("gpt2-xl", 128, "p4d", 512, 1024),
-    ("llama9b", 64, "p4d", 64, 4096),
+    ("llama9b", 8, "p4d", 8, 32768),
 )  # fmt: skip
-"""A long sequence; experts and few microbatches; many ranks and short steps; one sequence a GPU."""
+"""A very long sequence; experts and few microbatches; many ranks and short steps; one node and a long sequence."""
 HELD = (
     "schedule=1f1b", "schedule=1f1b,interleaved_1f1b", "zero=0", "zero=0,1", "recompute=none,full",
     "recompute=none,selective,full", "micro_batch=1", "sequence_parallel=off", "cuts=even", "tp=8", "tp=1", "pp=1",
