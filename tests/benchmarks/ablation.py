@@ -8,15 +8,16 @@ from says that the search missed something.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from math import inf
+from pathlib import Path
 from typing import TypeAlias
 
 from piper_core.arch import preset
 from piper_core.errors import InfeasibleError
 from profiler.spec import load_cluster
 from search.candidate import Outcome
+from search.database import Database
 from search.engine import Problem, search
 from search.problem import Candidate
 from search.space import Configuration, Space, parse_fix
@@ -43,13 +44,16 @@ MATTERS, SAME = 1e-3, 1e-6
 COLUMN = 24
 
 
-@dataclass(slots=True)
-class Memory:
-    """What was evaluated for a problem: spaces that lie in one another have configurations in common."""
+class Memory(Database):
+    """What was evaluated for a problem, in no file: spaces that lie in one another have configurations in common."""
 
-    known: dict[Configuration, Outcome]
+    def __init__(self) -> None:
+        super().__init__(Path(), {})
 
-    def record(self, outcomes: Sequence[tuple[Configuration, Outcome]]) -> None:
+    def begin(self) -> None:
+        pass
+
+    def record(self, outcomes: Iterable[tuple[Configuration, Outcome]]) -> None:
         self.known.update(outcomes)
 
 
@@ -59,7 +63,7 @@ class Case:
     def __init__(self, model: str, gpus: int, cluster: str, batch: int, seq_len: int) -> None:
         self.name = f"{model} {gpus} {cluster}"
         self.problem = Problem(preset(model), load_cluster(cluster), gpus, batch, seq_len)
-        self.memory = Memory({})
+        self.memory = Memory()
         self.best, self.gap, self.found = self.search({})
 
     def search(self, fix: dict[str, tuple[str, ...]]) -> tuple[Candidate | None, float, list[Candidate]]:
@@ -71,7 +75,7 @@ class Case:
         it = self.problem
         space = Space(it.architecture, it.gpus, it.cluster.gpus_per_node, it.global_batch, it.seq_len, fix)
         try:
-            found = search(it, space, top=1, budget_s=BUDGET_S, database=self.memory)
+            found = search(it, space, budget_s=BUDGET_S, database=self.memory)
         except InfeasibleError:
             return None, 0.0, []
         if found.stopped == "interrupted":
