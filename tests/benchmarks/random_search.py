@@ -19,7 +19,7 @@ from search.workers import evaluator
 from tests.benchmarks.megatron_layouts import STYLES, USUAL, best_of, layouts
 
 TIMES, BATCH = 10, 40
-BUDGET_S = 60.0
+BUDGET_S = 120.0
 CASES = (
     ("llama9b", 32, "p4de"), ("llama9b", 32, "p4d"), ("piper-9b", 32, "p4de"), ("llama3-70b", 64, "p4de"),
 )  # fmt: skip
