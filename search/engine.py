@@ -19,7 +19,7 @@ from search.result import Result, candidate_data, pareto, to_data
 from search.shortfall import nothing_found
 from search.space import Configuration, Space
 from search.state import State
-from search.tuning import BATCH, Reorder
+from search.tuning import BATCH, REORDERED, Reorder
 from search.tuning import tune as tune_best
 from search.workers import Run, evaluator
 
@@ -87,7 +87,7 @@ def search(
             state.main = generator
             while state.running():
                 state.floor = generator.bound()
-                batch = generator.ask(BATCH, state.threshold(top), state.deadline_s())
+                batch = generator.ask(BATCH, state.threshold(max(top, REORDERED)), state.deadline_s())
                 if generator.expired or not batch:
                     result.stopped = "budget" if generator.expired else "proved"
                     break

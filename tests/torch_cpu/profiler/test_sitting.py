@@ -16,6 +16,7 @@ from profiler.cli import main
 from profiler.form import to_data
 from profiler.measure import sitting
 from profiler.measure.chunks import Shape, Subject, shapes, subjects
+from profiler.measure.pace import Pace
 from profiler.measure.sitting import Sitting, Wanted
 from profiler.measure.transfers import Measurements
 from profiler.record import Sample, Transfer
@@ -34,6 +35,7 @@ def sit(path: Path | None, **options: object) -> Sitting:
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     made = FakeClock()
     monkeypatch.setattr(sitting, "clock_of", lambda *_, **__: made)
+    monkeypatch.setattr(Pace, "read", lambda pace: pace.seen.append(1e-3) or 1e-3)
     monkeypatch.setattr(sitting, "subjects", traced)
     return made
 
