@@ -21,7 +21,7 @@ from search.direct.score import Direct
 from search.evaluate import evaluate
 from search.generators.recipe import program_of
 from search.objective import Objective
-from search.rounds import extended, rounds
+from search.rounds import extended, representative, rounds
 from search.space import Configuration
 from search.stage_costs import StageCosts
 
@@ -101,22 +101,20 @@ class Problem:
         Raises:
             DirectiveError, PlanError, InfeasibleError: as :meth:`score`.
         """
-        shorter = self._shorter(config)
-        if shorter is None or not self.direct.covers(config):
+        fewer = representative(config) if self._long(config) else None
+        if fewer is None or not self.direct.covers(config):
             return self._slow(config)
-        base = replace(self.base, global_batch=config.dp * config.micro_batch * shorter[0])
-        program, mesh, _ = self.program(replace(config, num_microbatches=shorter[0]))
+        base = replace(self.base, global_batch=config.dp * config.micro_batch * fewer)
+        program, mesh, _ = self.program(replace(config, num_microbatches=fewer))
         compile_program(program, base, mesh)
         return self.direct.score(config)
 
-    def _shorter(self, config: Configuration) -> tuple[int, int] | None:
-        """Return two numbers of microbatches that stand for a long step of a large model, None for other steps."""
-        long = config.order == "family" and config.num_microbatches * len(self.model.chunks) >= LONG
-        return rounds(config) if long else None
+    def _long(self, config: Configuration) -> bool:
+        return config.order == "family" and config.num_microbatches * len(self.model.chunks) >= LONG
 
     def _slow(self, config: Configuration) -> Score:
         """Build, verify and simulate a configuration; a long one of a large model by two with fewer microbatches."""
-        shorter = self._shorter(config)
+        shorter = rounds(config) if self._long(config) else None
         if shorter is None:
             return self._score(config, self.base)
 

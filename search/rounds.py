@@ -27,6 +27,18 @@ def rounds(config: Configuration) -> tuple[int, int] | None:
     return None if name == "gpipe" or m <= least + round_ else (least, least + round_)
 
 
+def representative(config: Configuration) -> int | None:
+    """Return the least number of microbatches from which on a row's order has every slot after every other that it has
+    in a longer step (a test looks), so that the plan of the one runs where that of the other does; None where the
+    configuration has no more."""
+    p, m, family = config.pp, config.num_microbatches, FAMILIES[config.schedule]
+    if config.schedule == "gpipe":
+        return None
+    least = 3 * p + m % p if config.schedule == "interleaved_1f1b" else 2 * p + 2  # that one goes by whole rounds
+    legal = family.microbatches(p, config.virtual_stages)
+    return next((n for n in range(least, m) if n in legal), None)
+
+
 def extended(a: Score, b: Score, config: Configuration, shorter: tuple[int, int]) -> Score:
     """Return the score of a configuration on the line through those of two numbers of microbatches."""
     rounds_ = (config.num_microbatches - shorter[0]) / (shorter[1] - shorter[0])

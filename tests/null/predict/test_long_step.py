@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from piper_core.schedule.families import FAMILIES
+from piper_core.schedule.grid import Layout
 from profiler.spec import load_cluster
 from search.predict import predict
 from search.request import Request
-from search.rounds import extended, rounds
+from search.rounds import extended, representative, rounds
+from search.space import Configuration
 from tests.null.search.spaces import DENSE, MOE
 
 CLUSTER = load_cluster("p4de")
@@ -54,3 +57,35 @@ def test_short_steps_and_gpipe_are_taken_whole() -> None:
     for fields in ({"num_microbatches": 4}, {"num_microbatches": 200, "schedule": "gpipe"}):
         request = Request(DENSE, CLUSTER, seq_len=512, gpus=2, pp=2, micro_batch=1, **fields)  # type: ignore[arg-type]  # any field
         assert rounds(request.resolve()) is None
+
+
+Unit = tuple[str, int, int, bool]
+
+
+def follows(name: str, p: int, m: int, v: int) -> set[tuple[int, tuple[Unit, ...], tuple[Unit, ...]]]:
+    """Return which slot comes after which on each row, microbatches counted from the first of each direction and from
+    the earliest in the slot before."""
+    family, found = FAMILIES[name], set()
+    half = m // 2 if family.layout is Layout.BIDIRECTIONAL else m
+    for row, slots in enumerate(family.grid(p, m, v).rows):
+        units = [[(a.kind.name, a.stage, a.microbatch % half, a.microbatch >= half) for a in slot] for slot in slots]
+        for before, after in pairwise(units):
+            base = min(mb for _, _, mb, _ in before)
+            one, two = (
+                tuple(sorted((k, s, mb - base, up) for k, s, mb, up in each)) for each in (before, after)
+            )  # fmt: skip
+            found.add((row, one, two))
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "gpipe"])
+@pytest.mark.parametrize("p", [2, 4, 8])
+def test_a_step_that_is_proved_for_a_longer_one_orders_rows_as_that_does(name: str, p: int) -> None:
+    for v in [v for v in (1, 2, 3) if v in FAMILIES[name].virtual_stages(p)]:
+        legal = FAMILIES[name].microbatches(p, v)
+        longer = [m for m in range(5 * p, 8 * p + 4) if m in legal]
+        for m in longer:
+            few = representative(Configuration(p, 1, 1, 1, name, v, 1, 1, m, "none", False, "even"))
+            assert few is not None
+            assert few < 4 * p
+            assert follows(name, p, m, v) <= follows(name, p, few, v), (v, m, few)

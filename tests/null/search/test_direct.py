@@ -26,6 +26,7 @@ from search.direct.score import Direct
 from search.engine import search
 from search.evaluate import Evaluation, assess
 from search.problem import Problem
+from search.rounds import representative
 from search.simulator.lower import action_seconds
 from search.space import BUCKETS, CUTS, OUTERS, PREFETCHES, STREAMS, Configuration, Space, parse_fix
 from tests.null.search.alike import differences
@@ -229,6 +230,7 @@ def test_a_long_step_is_proved_by_a_shorter_one(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("search.problem.LONG", 100)
     given = Problem(preset("tiny-llama"), load_cluster("p4de"), 4, 96, SEQ_LEN)
     config = Configuration(2, 1, 2, 1, "1f1b", 1, 1, 1, 48, "none", False, "balanced")
-    assert given._shorter(config) is not None
+    assert given._long(config)
+    assert representative(config) == 6
     assert given.confirmed(config) == given.score(config)
     assert not differences(asdict(given._slow(config)), asdict(given.score(config)), within=1e-6)
