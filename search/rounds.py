@@ -28,15 +28,19 @@ def rounds(config: Configuration) -> tuple[int, int] | None:
 
 
 def representative(config: Configuration) -> int | None:
-    """Return the least number of microbatches from which on a row's order has every slot after every other that it has
-    in a longer step (a test looks), so that the plan of the one runs where that of the other does; None where the
-    configuration has no more."""
-    p, m, family = config.pp, config.num_microbatches, FAMILIES[config.schedule]
-    if config.schedule == "gpipe":
+    """Return a number of microbatches that proves a longer step: the least from which on a row's order has every slot
+    after every other that it ever has (a test looks), so that the plan of the one runs where that of the other does.
+    Interleaved steps of no whole number of rounds go on changing, and are proved by one of :func:`rounds`. None where
+    the configuration has no more microbatches.
+    """
+    p, m, name = config.pp, config.num_microbatches, config.schedule
+    if name == "gpipe":
         return None
-    least = 3 * p + m % p if config.schedule == "interleaved_1f1b" else 2 * p + 2  # that one goes by whole rounds
-    legal = family.microbatches(p, config.virtual_stages)
-    return next((n for n in range(least, m) if n in legal), None)
+    if name == "interleaved_1f1b" and m % p:
+        known = rounds(config)
+        return known and known[0]
+    legal = FAMILIES[name].microbatches(p, config.virtual_stages)
+    return next((n for n in range(3 * p if name == "interleaved_1f1b" else 2 * p + 2, m) if n in legal), None)
 
 
 def extended(a: Score, b: Score, config: Configuration, shorter: tuple[int, int]) -> Score:
