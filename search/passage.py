@@ -61,10 +61,9 @@ class Route:
             return found
 
         talk = np.maximum.reduce([later(each) for each in streams])
-        forwards, both, entry = later(own), later(own) + later(inward), np.empty(len(own), np.int64)
+        forwards, through, entry = later(own), later(own) + later(inward), np.empty(len(own), np.int64)
         entry[rows] = rows[:, :1]
-        before, more = forwards[entry] - forwards, whole - inward
-        through, since = both, both + more
+        before, since = forwards[entry] - forwards, through + whole - inward
         return Route(
             down, up, np.maximum(through, talk), np.maximum(through + before, talk), np.maximum(since, talk),
             np.maximum(since + before, talk), last, turn, entry, hop,
