@@ -75,6 +75,14 @@ class Home:
     devices: int
 
 
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Which rank of its machine's a rank is, and how many those are."""
+
+    place: int
+    ranks: int
+
+
 class Worker:
     """One rank. ``where`` may be called while another method runs."""
 
@@ -85,6 +93,7 @@ class Worker:
         self._communicator: Any = None
         self._store: Any = None
         self._job: Job | None = None
+        self._seat = Seat(0, 1)
         self._address, self._met_s = "", 0.0
 
     def where(self) -> str:
@@ -115,25 +124,25 @@ class Worker:
         )
         return int(self._store.port)
 
-    def build(self, job: Job, neighbours: dict[int, int]) -> Broke | None:
-        """Make the tables of its row from the graphs that came with the job; needs no other rank. ``neighbours`` says
-        of each rank how many its machine has."""
-        return self._tried(lambda: self._build(job, max(1, (os.cpu_count() or 1) // neighbours[self.rank])))
+    def build(self, job: Job, seats: dict[int, Seat]) -> Broke | None:
+        """Make the tables of its row from the graphs that came with the job; needs no other rank. ``seats`` says of
+        each rank which of its machine's it is."""
+        return self._tried(lambda: self._build(job, seats[self.rank]))
 
-    def _build(self, job: Job, threads: int) -> None:
+    def _build(self, job: Job, seat: Seat) -> None:
         import torch
 
         from piper_core.frontend.heap import keep_heap
         from piper_core.runtime.lowering import Lowering
 
-        torch.set_num_threads(threads)
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // seat.ranks))
         if job.device == "cpu":
             keep_heap()
         if job.compiler == "inductor":
             from torch._inductor import config
 
             config.compile_threads = 1  # ranks already share the cores, and helpers would outlive a rank that is killed
-        self._job = job
+        self._job, self._seat = job, seat
         self._at = lambda: "making graphs"
         self._lowering = Lowering(job.compiled, job.source, compiler=job.compiler)
         self._lowering.table(self._lowering.row_of(self.rank))
@@ -148,6 +157,7 @@ class Worker:
         import torch.distributed as dist
         from torch._C._distributed_c10d import TCPStore
 
+        from piper_core.runtime.cores import bind
         from piper_core.runtime.program import RankProgram
         from piper_core.runtime.progress import follow
 
@@ -175,6 +185,8 @@ class Worker:
             job.fault.install(self._program)
         dist.barrier()
         dist.barrier()  # the first also connects
+        if job.device == "cpu":
+            bind(self._seat.place, self._seat.ranks)
         self._met_s = 0.0 if loopback else perf_counter()
         program = self._program
         if not follow(program, progress, self.rank):

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._C import _distributed_c10d as c10d  # the options of collectives that have had several names
 
 from piper_core.runtime.communicator import Group, Work
+from piper_core.runtime.cores import carry
 from piper_core.runtime.process_group import ProcessCommunicator, handle, started
 
 SMALL_BYTES = 1 << 18
@@ -108,6 +109,7 @@ class GlooCommunicator(ProcessCommunicator):
         line: SimpleQueue[_Sent | None] = SimpleQueue()
 
         def run() -> None:
+            carry()
             while (sent := line.get()) is not None:
                 sent.finish()
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from piper_core.errors import ConfigError, RunError
-from piper_core.runtime.actor import Device, Home, Job, Worker
+from piper_core.runtime.actor import Device, Home, Job, Seat, Worker
 from piper_core.runtime.faults import Broke, Seen, broke, cause
 from piper_core.runtime.progress import make_progress, read_progress
 from piper_core.runtime.ray_session import RaySession, end
@@ -102,9 +101,11 @@ class Gang:
         host = "127.0.0.1" if local else homes[0].address
         first = self.ranks[0]
         port = self._collect({first: self._actors[first].listen.remote(host, len(self.ranks), start_s)}, start_s)[first]
-        on_node = Counter(home.node for home in homes)
-        neighbours = {rank: on_node[home.node] for rank, home in self.homes.items()}
-        self.call("build", ray.put(job), neighbours, timeout_s=start_s)
+        on_node: dict[str, list[int]] = {}
+        for rank, home in self.homes.items():
+            on_node.setdefault(home.node, []).append(rank)
+        seats = {rank: Seat(at, len(ranks)) for ranks in on_node.values() for at, rank in enumerate(ranks)}
+        self.call("build", ray.put(job), seats, timeout_s=start_s)
         steps = self.call("meet", host, port, len(self.ranks), self._progress, timeout_s=start_s, loopback=local)
         self._steps = dict(zip(self.ranks, steps, strict=True))
 

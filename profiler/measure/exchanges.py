@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from piper_core.runtime.cores import bind
 from piper_core.runtime.gloo import GlooCommunicator
 from piper_core.runtime.groups import AxisGroups
 from piper_core.runtime.nccl import NcclCommunicator
@@ -73,6 +74,9 @@ def exchanges(kind: str) -> Iterator[Exchanges]:
     made: GlooCommunicator | NcclCommunicator = GlooCommunicator() if kind == "cpu" else NcclCommunicator()
     device = torch.device("cpu") if kind == "cpu" else torch.device("cuda", torch.cuda.current_device())
     try:
-        yield Exchanges(made, device)
+        found = Exchanges(made, device)
+        if kind == "cpu":
+            bind(dist.get_rank(), dist.get_world_size())
+        yield found
     finally:
         made.close()

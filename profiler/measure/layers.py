@@ -106,7 +106,8 @@ class Layers:
             for phase, policy in PHASES:
                 if phase is Phase.R and region in (Region.EMBED, Region.HEAD):
                     continue  # the runtime never does these again
-                unit = Unit(index, phase, Policy.OF[policy])
+                last = region in (Region.MLP, Region.EXPERT)  # of a layer: the next one's input was kept
+                unit = Unit(index, phase, Policy.OF[policy], sends=not (phase is Phase.R and last))
                 graph = self.macros.graph(unit)
                 if graph.calls and graph.outputs:
                     degrees = shared(region, self.degrees)

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from piper_core.arch.record import Architecture
 from piper_core.frontend.apart import apart
+from piper_core.runtime.cores import bind
 from piper_core.runtime.gloo import GlooCommunicator
 from piper_core.runtime.groups import degrees_of
 from piper_core.runtime.lowering import Lowering
@@ -33,7 +34,7 @@ LEAD_IN, STEPS = 1, 2
 strategy's own values back into the caches after the others' turns, and those timed."""
 WARM_UP = 2
 READINGS = 3
-"""Readings of the pace before a burst, and after."""
+"""Readings of the pace before the timed steps, and after."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,7 @@ def _run(rank: int, vocab: int, ready: list[Ready], rounds: int, priority: bool)
             _call(rank, vocab, trial, lowering, communicator) if rank < trial.ranks else None
             for trial, lowering in ready
         ]
+        bind(rank, dist.get_world_size())
         for call in calls:
             for _ in range(WARM_UP):
                 dist.barrier()
@@ -131,9 +133,9 @@ def _run(rank: int, vocab: int, ready: list[Ready], rounds: int, priority: bool)
 
 
 def _burst(call: Call, pace: Pace) -> tuple[float, bool, float]:
-    readings = [pace.read() for _ in range(READINGS)]
     for _ in range(LEAD_IN):
         call()
+    readings = [pace.read() for _ in range(READINGS)]
     before, start = waited_s(), perf_counter()
     for _ in range(STEPS):
         call()

@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 from statistics import median
-from time import perf_counter, sleep
+from time import perf_counter
 
 import torch
 import torch.distributed as dist
 
 from piper_core.frontend.apart import apart
-from profiler.measure.exchanges import KINDS, Exchanges, exchanges
+from piper_core.runtime.communicator import Work
+from profiler.measure.exchanges import KINDS, THERE, Exchanges, exchanges
 from profiler.measure.processes import on_processes
 from profiler.measure.quiet import before_others, waited_s
 from profiler.record import SEND, Meeting, Overlap, Sample, Transfer
@@ -24,14 +25,14 @@ DISTURBED = 0.02
 """Part of a run for which a thread was kept waiting by something else, from which the run is left out."""
 COMPUTE_AND_COMPUTE, COMPUTE_AND_TRANSFER = "compute and compute", "compute and transfer"
 _ROWS, _PRODUCTS, _TOGETHER = 256, 40, 20
-MESSAGES = 60
-"""Messages by which the host's part is measured."""
+MESSAGES, _MESSAGE_BYTES, _HOST_ROUNDS = 16, 1 << 17, 15
+"""Messages by which the host's part is measured, one after another, their size, and how often."""
 RUN_S, PASSES = 8e-3, 3
 """Seconds of calls in a row that one time is the mean of: by far more than ranks are apart when they start; and how
 often all kinds and sizes take turns, so that what drifts meets all of them."""
-MEETINGS = ((2, 10), (8, 10), (32, 6), (128, 3))
-"""Small products between two exchanges, and exchanges in a row."""
-_MEETING_ROWS, _MEETING_BYTES, _MEETING_ROUNDS = 128, 1 << 14, 12
+MEETINGS = ((2, 32), (8, 32), (32, 16), (128, 8))
+"""Small products between two exchanges, and exchanges in a row: many, since a step pays for their mean."""
+_MEETING_ROWS, _MEETING_BYTES, _MEETING_ROUNDS = 128, 1 << 16, 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,30 +128,44 @@ def _all(rank: int, cases: list[tuple[str, int]], bench: Bench, alone: bool) -> 
             return Rank(times, {}, [], [])
         hosts = bench.kind == "cpu"
         meetings = [_meeting(made, bench, *each) for each in MEETINGS] if hosts else []
-        return Rank(times, _overlaps(rank, bench), _host(made) if hosts else [], meetings)
+        return Rank(times, _overlaps(rank, bench), _host(made, bench) if hosts else [], meetings)
 
 
-def _host(made: Exchanges) -> Runs:
-    """Time what the runtime's own communicator does on the thread that calls it, for a message there and one back.
-
-    Never before other programs: the communicator's threads must get their turn.
+def _host(made: Exchanges, bench: Bench) -> Runs:
+    """Time what a message costs a rank that computes: ranks exchange one before each piece of work, and wait for it
+    after the next, as in a pipeline's steady state. What that takes longer than the work alone is the host's part of
+    starting and finishing it, that of the communicator's threads, and what is left of waiting.
     """
     communicator, peer = made.communicator, made.communicator.rank ^ 1
     if peer >= dist.get_world_size():
-        return [(0.0, False)] * MESSAGES
-    given, came = torch.ones(256), torch.empty(256)
+        return [(0.0, False)] * _HOST_ROUNDS
+    given, came = torch.ones(_MESSAGE_BYTES // 4), torch.empty(_MESSAGE_BYTES // 4)
+    a = torch.randn(_ROWS, _ROWS)
+
+    def compute() -> None:
+        for _ in range(_PRODUCTS // 20):
+            torch.mm(a, a)
+
+    def alone() -> None:
+        for _ in range(MESSAGES):
+            compute()
+
+    def exchanging() -> None:
+        before: list[Work] = []
+        for _ in range(MESSAGES):
+            now = [communicator.send(given, peer, THERE), communicator.recv(came, peer, THERE)]
+            for work in before:
+                work.wait()
+            before = now
+            compute()
+        for work in before:
+            work.wait()
+
+    exchanging()
     found: Runs = []
-    for _ in range(MESSAGES):
-        dist.barrier()
-        before, start = waited_s(), perf_counter()
-        sent, received = communicator.send(given, peer, 1), communicator.recv(came, peer, 1)
-        begun = perf_counter() - start
-        sleep(2e-3)  # by now both are over
-        start = perf_counter()
-        sent.wait()
-        received.wait()
-        took = begun + perf_counter() - start
-        found.append((took / 2, waited_s() - before > DISTURBED * took))
+    for _ in range(_HOST_ROUNDS):
+        (took, a_cut), (both, b_cut) = (_clocked(each, 1, bench, meet=True) for each in (alone, exchanging))
+        found.append((max(0.0, both - took) / (2 * MESSAGES), a_cut or b_cut))
     return found
 
 
