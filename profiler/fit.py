@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
-from math import exp, isfinite, log
-from statistics import median
+from math import ceil, exp, isfinite, log
+from statistics import fmean, median
 
 import numpy as np
 
@@ -89,6 +89,12 @@ class Curve:
         """Return (seconds of the smallest size, seconds a byte between the two largest): the two ends of the line."""
         (size, last), alpha = self.points[-1], self.points[0][1].median_s
         return alpha, max(0.0, last.median_s - alpha) / size
+
+
+def _mean(sample: Sample) -> float:
+    """Return the mean of all but the slowest tenth, which something else may have delayed."""
+    times = sorted(sample.times_s)
+    return fmean(times[: max(1, ceil(0.9 * len(times)))])
 
 
 def _three(sample: Sample) -> tuple[float, float, float]:
@@ -228,7 +234,10 @@ class Meetings:
     def __init__(self, profile: Profile) -> None:
         points, most = [(0.0, 0.0, 0.0, 0.0)], [0.0, 0.0, 0.0]
         for each in sorted(profile.meetings, key=lambda each: each.compute_s):
-            lost = [max(0.0, factor - 1) * each.compute_s for factor in _three(each.factors)]
+            _, low, high = _three(each.factors)
+            mean = _mean(each.factors)  # few of many wait long, and a step pays for all
+            ends = (mean, min(mean, low), max(mean, high))
+            lost = [max(0.0, factor - 1) * each.compute_s for factor in ends]
             most = [max(pair) for pair in zip(most, lost, strict=True)]  # a longer one loses no less
             points.append((each.compute_s, most[0], most[1], most[2]))
         self._columns = tuple(zip(*points, strict=True))

@@ -39,6 +39,11 @@ class CostModel(Protocol):
         ...
 
     @property
+    def meeting_s(self) -> float:
+        """Seconds that ranks lose at a collective outside chunks beside its own time, since they come to it apart."""
+        ...
+
+    @property
     def regular(self) -> bool:
         """Whether no sequence takes longer in a larger microbatch, as closed forms have it and measurements need
         not."""

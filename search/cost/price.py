@@ -135,7 +135,7 @@ class _Pricer:
                 kind = Collective.ALL_REDUCE
             else:
                 groups = tuple(ranks[: software.shard_group] for ranks in groups)
-        return max((self.cost.collective_s(kind, size, ranks) for ranks in groups), default=0.0)
+        return self._met(max((self.cost.collective_s(kind, size, ranks) for ranks in groups), default=0.0))
 
     def _tie(self, i: int) -> float:
         """All copies of a tied parameter, at equal positions of the rows that hold one."""
@@ -146,10 +146,14 @@ class _Pricer:
             if names & {p.tie for p in dag.chunks[nodes.chunk[j]].parameters}
         ]  # fmt: skip
         rows = sorted({dag.groups[nodes.group[j]] for j in same})
-        return self._slowest(i, tuple(zip(*rows, strict=True)))
+        return self._met(self._slowest(i, tuple(zip(*rows, strict=True))))
 
     def _norm(self, i: int) -> float:
-        return self._slowest(i, (tuple(sorted(rank for group in self.dag.groups for rank in group)),))
+        return self._met(self._slowest(i, (tuple(sorted(rank for group in self.dag.groups for rank in group)),)))
+
+    def _met(self, seconds: float) -> float:
+        """Return what a collective outside chunks takes, of which ``seconds`` are its own."""
+        return seconds + self.cost.meeting_s if seconds else 0.0
 
     def _slowest(self, i: int, groups: Groups) -> float:
         kind, size = Collective(int(self.nodes.collective[i])), float(self.bytes[i])

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import fields, replace
 from functools import lru_cache
+from math import inf
 from typing import Literal
 
 from piper_core.arch.chunk import Chunk, ModelChunks, Saved, Work
@@ -82,6 +83,11 @@ class ProfiledCost:
         return 0.0 if taken is None else self._end(Answer.of(taken))
 
     @property
+    def meeting_s(self) -> float:
+        """Seconds that ranks lose at a collective outside chunks, having computed for long; 0 where not measured."""
+        return self._end(self._meetings(inf))
+
+    @property
     def regular(self) -> bool:
         """What was measured keeps no law: a larger microbatch may be too much for a cache."""
         return False
@@ -102,8 +108,9 @@ class ProfiledCost:
         if known is None:
             degrees = Degrees(tensor, sequence_parallel and tensor > 1, expert, context)
             known = self._compute(chunk, phase, sequences, degrees, recompute) * self.sharing
-            if _meets(chunk.region, phase, degrees, recompute):
-                known += self._end(self._meetings(known)) + self._counts_s(chunk, phase, degrees, recompute)
+            times = _meetings(chunk.region, phase, degrees, recompute)
+            if times:
+                known += times * self._end(self._meetings(known)) + self._counts_s(chunk, phase, degrees, recompute)
             self._asked[key] = known
         return known
 
@@ -207,13 +214,15 @@ class ProfiledCost:
 
 
 @lru_cache(maxsize=4096)
-def _meets(region: Region, phase: Phase, d: Degrees, recompute: Recompute) -> bool:
-    """Say whether ranks exchange inside a chunk, so that each waits there for the slowest."""
+def _meetings(region: Region, phase: Phase, d: Degrees, recompute: Recompute) -> int:
+    """Return how often ranks exchange after computing inside a chunk, where each waits for the slowest: once, and where
+    tokens come to experts and go back twice."""
     kinds = [ShardKind.CONTEXT] if d.context > 1 else []
     if phase is not Phase.R or recompute is not Recompute.SELECTIVE:
         kinds += [ShardKind.SEQUENCE if d.sequence else ShardKind.TENSOR] if d.tensor > 1 else []
         kinds += [ShardKind.EXPERT] if d.expert > 1 and region is Region.EXPERT else []
-    return any(kind in accepted_kinds(region) and contract(region, kind, phase) for kind in kinds)
+    exchanging = [kind for kind in kinds if kind in accepted_kinds(region) and contract(region, kind, phase)]
+    return 0 if not exchanging else 2 if ShardKind.EXPERT in exchanging else 1
 
 
 def _preset(seconds: float) -> Answer:

@@ -61,6 +61,11 @@ class RooflineCost:
         return self._overlap
 
     @property
+    def meeting_s(self) -> float:
+        """No time: efficiencies of collectives are those of whole runs."""
+        return 0.0
+
+    @property
     def host_s(self) -> float:
         """Nothing: where there is a launch at all, another device computes."""
         return 0.0

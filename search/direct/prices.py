@@ -66,6 +66,11 @@ class Prices:
         self._present.sort()
         self._region_of_kind = [REGIONS.index(chunk.region) for chunk in kinds.chunks]
 
+    def outer(self, kind: Collective, size: float, groups: Several) -> float:
+        """Return the seconds of a collective outside chunks on the slowest of some groups."""
+        seconds = self.collective(kind, size, groups)
+        return seconds + self.cost.meeting_s if seconds else 0.0
+
     def collective(self, kind: Collective, size: float, groups: Several) -> float:
         """Return the seconds of a collective on the slowest of some groups."""
         slowest = 0.0

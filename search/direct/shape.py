@@ -226,10 +226,10 @@ class Steps:
             if key not in known:
                 members, reduce, gather = groups[0][0][0], 0.0, 0.0
                 if members > 1:
-                    reduce = self.prices.collective(kind, float(size * width), groups)
+                    reduce = self.prices.outer(kind, float(size * width), groups)
                 if members > 1 and config.zero:
                     near = first_members(groups, group, self.prices.gpus_per_node) if group else groups
-                    gather = self.prices.collective(Collective.ALL_GATHER, float(size * self.dtype_bytes), near)
+                    gather = self.prices.outer(Collective.ALL_GATHER, float(size * self.dtype_bytes), near)
                 known[key] = members, reduce, gather
             ranks[k], seconds[0, k], seconds[1, k] = known[key]
         numel = buckets.numel.astype(np.float64)
@@ -260,7 +260,7 @@ class Steps:
                 size = next(p.numel for p in pieces if p.tie == name) // config.tp
                 late = config.zero >= 2 and int(sync.ranks[k]) > 1
                 size = -(-size // int(sync.ranks[k])) if late else size
-                seconds = self.prices.collective(Collective.ALL_REDUCE, 4.0 * size, groups)
+                seconds = self.prices.outer(Collective.ALL_REDUCE, 4.0 * size, groups)
                 found.append(Tie(name, int(buckets.stage[k]), k, late, seconds))
         return tuple(found)
 

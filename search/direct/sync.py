@@ -167,7 +167,7 @@ def close_step(draft: Draft, synced: Synced, prices: Prices, sync: Sync) -> None
     if sync is not Sync.NONE:
         groups = everyone(sum(map(len, step.rows)), prices.gpus_per_node)
         norm = draft.columns.add(
-            draft.rows, 0.0, prices.collective(Collective.ALL_REDUCE, 4.0, groups), kind=CODE[ActionKind.NORM], stage=0,
+            draft.rows, 0.0, prices.outer(Collective.ALL_REDUCE, 4.0, groups), kind=CODE[ActionKind.NORM], stage=0,
             row=np.arange(draft.rows), queue=len(step.streams) * draft.width, line=lines + len(names), comm=NORM,
         )  # fmt: skip
         draft.link(draft.unit(order.end, "final"), norm)

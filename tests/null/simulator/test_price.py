@@ -28,6 +28,7 @@ class Counting:
 
     overlap_slowdown = 1.0
     host_s = 0.0
+    meeting_s = 0.0
     regular = True
     software = OWN
 
