@@ -16,13 +16,9 @@ import os
 import platform
 import struct
 from contextlib import suppress
-from pathlib import Path
 
 SLICE_NS = 100_000
 """The shortest slice that Linux grants."""
-TRANSPORT = ("gloo_tcp_loop", "pt_gloo_runloop")
-"""Names of gloo's threads and of torch's for it."""
-_TASKS = Path("/proc/self/task")
 _SET_ATTR = {"x86_64": 314, "aarch64": 274}
 """Number of the system call ``sched_setattr``, which has no function in libc, by machine."""
 _ATTR = struct.Struct("IIQiIQQQII")
@@ -38,7 +34,7 @@ def own_cores(place: int, ranks: int, cores: set[int]) -> set[int]:
 
 
 def bind(place: int, ranks: int) -> None:
-    """Bind the calling thread, which computes, to its rank's cores, and let it and threads of gloo take short turns.
+    """Bind the calling thread, which computes, to its rank's cores; all threads of this process take short turns.
 
     Call this when groups are made: threads that begin later are bound as the thread that makes them is, unless they
     :func:`carry` messages. Does nothing where ranks have no cores of their own, or the system has no such settings.
@@ -50,11 +46,8 @@ def bind(place: int, ranks: int) -> None:
     if not mine:
         return
     _everywhere.update(allowed)
-    for task in os.listdir(_TASKS):
-        with suppress(OSError):  # it has just ended
-            if (_TASKS / task / "comm").read_text().strip() in TRANSPORT:
-                _shorten(int(task))
-    _shorten(0)
+    for task in os.listdir("/proc/self/task"):
+        _shorten(int(task))
     os.sched_setaffinity(0, mine)
 
 
@@ -69,5 +62,6 @@ def _shorten(task: int) -> None:
     """Ask for the shortest slices for a thread (0: the calling one); what the system refuses stays as it was."""
     call = _SET_ATTR.get(platform.machine())
     if call is not None:
-        given = _ATTR.pack(_ATTR.size, 0, 0, os.getpriority(os.PRIO_PROCESS, task), 0, SLICE_NS, 0, 0, 0, 0)
-        ctypes.CDLL(None).syscall(call, task, given, 0)
+        with suppress(OSError):  # the thread has just ended
+            nice = os.getpriority(os.PRIO_PROCESS, task)
+            ctypes.CDLL(None).syscall(call, task, _ATTR.pack(_ATTR.size, 0, 0, nice, 0, SLICE_NS, 0, 0, 0, 0), 0)

@@ -123,7 +123,7 @@ def test_a_transfer_of_no_kind_is_refused() -> None:
 
 def test_a_meeting_loses_what_was_measured_and_no_more_beyond() -> None:
     factors = [(1e-3, 1.5), (4e-3, 1.25), (16e-3, 1.01)]
-    lost = Meetings(bare(meetings=tuple(Meeting(s, around(f)) for s, f in factors)))
+    lost = Meetings(bare(meetings=tuple(Meeting(s, around(f, 0.0)) for s, f in factors)))
     assert lost(1e-3).seconds == close(0.5e-3)
     assert lost(0.5e-3).seconds == close(0.25e-3)
     assert lost(2.5e-3).seconds == close(0.75e-3)
@@ -131,6 +131,13 @@ def test_a_meeting_loses_what_was_measured_and_no_more_beyond() -> None:
     assert lost(1.0).seconds == close(1e-3)
     assert lost(1.0).low_s <= lost(1.0).seconds <= lost(1.0).high_s
     assert Meetings(bare())(1.0).seconds == 0
+
+
+def test_a_meeting_loses_the_mean_of_all_but_the_slowest_tenth() -> None:
+    """Few of a step's exchanges wait long, and the step pays for each of them."""
+    factors = Sample((1.0,) * 6 + (2.0,) * 3 + (50.0,))
+    assert factors.median_s == 1.0
+    assert Meetings(bare(meetings=(Meeting(1e-3, factors),)))(1e-3).seconds == close(1e-3 * 3 / 9)
 
 
 @given(st.lists(st.floats(1e-4, 1e-2), min_size=2, max_size=6), sizes, sizes)

@@ -185,6 +185,29 @@ def test_ranks_that_exchange_inside_chunks_wait_for_each_other() -> None:
     assert parts <= meeting.compute_s(chunk, Phase.B, 1, 2) * (1 + 1e-12)
 
 
+def test_experts_ranks_meet_before_and_after() -> None:
+    moe = preset("tiny-moe")
+    chunk = next(each for each in model_chunks(moe, SEQ).chunks if each.region is Region.EXPERT)
+    lost = (Meeting(1e-6, around(3.0, 0.0)),)  # 2 us at any length
+    made = replace(bare(meetings=lost), model=moe.name, model_digest=model_digest(moe))
+    plain, meeting = (ProfiledCost(each, RooflineCost(CPU), moe, SEQ) for each in (replace(made, meetings=()), made))
+    for phase, times in ((Phase.F, 2), (Phase.B, 2), (Phase.BW, 0)):
+        before, after = (each.compute_s(chunk, phase, 1, expert=2) for each in (plain, meeting))
+        assert after - before == close(times * 2e-6), phase
+
+
+def test_ranks_lose_at_collectives_outside_chunks_what_they_lose_after_long_work() -> None:
+    lost = (Meeting(1e-3, around(1.5, 0.0)), Meeting(1.0, around(1.001, 0.0)))
+    plain, meeting = cost(profile=profile()), cost(profile=replace(profile(), meetings=lost))
+    assert (plain.meeting_s, meeting.meeting_s) == (0.0, close(1e-3))
+    compiled = prediction(dp=2, zero=0).compiled
+    collectives = (compiled.dag.nodes.kind == NodeKind.COLLECTIVE) | (compiled.dag.nodes.kind == NodeKind.NORM)
+    assert collectives.any()
+    difference = node_seconds(compiled.dag, meeting) - node_seconds(compiled.dag, plain)
+    assert difference[collectives] == close(np.full(int(collectives.sum()), 1e-3))
+    assert not difference[~collectives].any()
+
+
 def test_experts_ranks_tell_each_other_counts_first() -> None:
     moe = preset("tiny-moe")
     chunk = next(each for each in model_chunks(moe, SEQ).chunks if each.region is Region.EXPERT)

@@ -94,12 +94,13 @@ def test_a_search_prices_with_it() -> None:
     "options", [{"pp": 2, "schedule": "zbv", "virtual_stages": 2}, {"dp": 2, "zero": 3}, {"tp": 2}]
 )
 def test_the_direct_way_prices_with_it_alike(options: dict[str, Any]) -> None:
-    """What starting messages takes of the thread that computes is in both."""
+    """What starting messages takes of the thread that computes is in both, and what ranks lose at collectives."""
     problem = Problem(LLAMA, CPU, 2, 4, 128)
     use_profile(problem, TAKEN)
     config = Request(LLAMA, CPU, seq_len=128, micro_batch=1, global_batch=4, **options).resolve()
     direct = Direct(LLAMA, problem.model, CPU, problem.cost, problem.bounds)
     assert problem.cost.host_s > 0
+    assert problem.cost.meeting_s > 0
     assert direct.covers(config)
     assert direct.score(config).step_time_s == pytest.approx(problem.score(config).step_time_s, rel=1e-9)
 

@@ -109,6 +109,19 @@ def test_degrees_that_the_model_does_not_allow() -> None:
     assert legal(MOE, SEQ, 2) == {"tensor": [1, 2], "expert": [1, 2]}
 
 
+@pytest.mark.parametrize("policy", [Recompute.FULL, Recompute.SELECTIVE])
+def test_a_layer_is_computed_again_but_for_what_it_hands_on(policy: Recompute) -> None:
+    """The next layer's input was kept, so that the runtime leaves the last product out, and the profile does."""
+    graphs = {(s.region, s.phase, s.policy): g for s, _, g in Layers(LLAMA, 1, SEQ).units()}
+
+    def products(region: Region, phase: Phase, policy: Recompute) -> int:
+        return sum(call.target is torch.ops.aten.mm.default for call in graphs[region, phase, policy].calls)
+
+    assert products(Region.MLP, Phase.F, Recompute.NONE) == 3
+    assert products(Region.MLP, Phase.R, policy) == (2 if policy is Recompute.FULL else 0)
+    assert products(Region.ATTENTION, Phase.R, Recompute.FULL) == products(Region.ATTENTION, Phase.F, Recompute.NONE)
+
+
 @pytest.mark.parametrize("phase", [Phase.F, Phase.B, Phase.BW])
 def test_a_chunk_takes_turns_on_as_many_values_as_a_step_has_layers(phase: Phase) -> None:
     layers = Layers(replace(LLAMA, layers=3), 1, SEQ)
