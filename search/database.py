@@ -26,9 +26,11 @@ FORMAT = 1
 class Database:
     """The evaluations of one search, in the order in which they were made."""
 
-    def __init__(self, path: Path, known: Mapping[Configuration, Outcome], head: str = "") -> None:
-        self.path, self._head = path, head
-        self.known = dict(known)
+    def __init__(self, path: Path, search: Mapping[str, Any], known: Mapping[Configuration, Outcome] | None) -> None:
+        """``known`` is what the file holds; None: there is none yet, or that of an earlier run."""
+        self.path, self.search, self.resumed = path, _normal(search), known is not None
+        self.known = dict(known or {})
+        self._made = self.resumed
 
     @classmethod
     def start(cls, folder: Path, search: Mapping[str, Any], *, replace: bool = False) -> Database:
@@ -41,7 +43,7 @@ class Database:
         path = folder / FILE
         if path.exists() and not replace and _head(path) != _normal(search):
             raise ConfigError(f"{folder} holds another search ({differs(_head(path), search)}); name another --out")
-        return cls(path, {}, _line({"format": FORMAT, "search": _normal(search)}))
+        return cls(path, search, None)
 
     @classmethod
     def resume(cls, folder: Path, search: Mapping[str, Any]) -> Database:
@@ -60,10 +62,14 @@ class Database:
         if head != _normal(search):
             raise ConfigError(f"--resume {folder} holds another search: {differs(head, search)}; give the "
                               "options that it was begun with, or name another folder")  # fmt: skip
-        known, whole = _read(path)
-        if whole < path.stat().st_size:  # cut short by a kill
-            os.truncate(path, whole)
-        return cls(path, known)
+        return cls(path, search, _whole(path))
+
+    def further(self, number: int, **other: Any) -> Database:
+        """Return the database of a further search of the same run, which is for something ``other``: in a file of its
+        own, which is read again where the run goes on."""
+        path, search = self.path.with_name(f"candidates.{number}.jsonl"), _normal({**self.search, **other})
+        going_on = self.resumed and path.is_file() and _head(path) == search
+        return Database(path, search, _whole(path) if going_on else None)
 
     def begin(self) -> None:
         """Make the file, where there is none yet of this search: from now on it can be resumed.
@@ -71,16 +77,16 @@ class Database:
         Raises:
             ConfigError: the file cannot be written.
         """
-        if not self._head:
+        if self._made:
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            aside = self.path.with_name(f".{FILE}.{os.getpid()}")
-            aside.write_text(self._head, encoding="utf-8")
+            aside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+            aside.write_text(_line({"format": FORMAT, "search": self.search}), encoding="utf-8")
             os.replace(aside, self.path)
         except OSError as error:
             raise self._unwritten(error) from None
-        self._head = ""
+        self._made = True
 
     def _unwritten(self, error: OSError) -> ConfigError:
         return ConfigError(f"cannot write {self.path}: {error.strerror}; name another --out")
@@ -153,6 +159,14 @@ def differs(head: Mapping[str, Any], search: Mapping[str, Any]) -> str:
 def _short(value: object) -> str:
     text = "not given" if value is None else json.dumps(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _whole(path: Path) -> dict[Configuration, Outcome]:
+    """Return the outcomes of a file, and take away what a kill cut short."""
+    known, whole = _read(path)
+    if whole < path.stat().st_size:
+        os.truncate(path, whole)
+    return known
 
 
 def _read(path: Path) -> tuple[dict[Configuration, Outcome], int]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from piper_core.errors import InfeasibleError
+from search.database import Database
 from search.engine import Candidate, Problem, Result, pareto, search
 from search.generators.base import Generator
 from search.objective import Objective
@@ -29,12 +30,12 @@ def find(
 ) -> Result:
     """Search for the quickest, or the leanest; for ``pareto``, search for the quickest again and again, each time with
     less memory, then for the leanest, and return what no other beats in both, with the proof of the first (options as
-    :func:`search`'s; its database keeps the first alone, since what fits changes)."""
+    :func:`search`'s; each further search has a database of its own, since what fits changes)."""
     if objective != "pareto":
         return search(problem, space, objective=objective, budget_s=budget_s, progress=progress, **options)
     share = budget_s / 2
-    leaner = {name: value for name, value in options.items() if name not in ("database", "journal")}
-    leaner |= {"budget_s": share / POINTS, "progress": progress, "tune": False}
+    database: Database | None = options.get("database")
+    leaner = options | {"budget_s": share / POINTS, "progress": progress, "tune": False, "journal": None}
     result = search(problem, space, budget_s=share, progress=progress, **options)
     result.objective = objective
     found = {each.config: each for each in result.candidates}
@@ -51,17 +52,23 @@ def find(
             found.setdefault(each.config, replace(each, score=free))
         return more.best
 
-    for _ in range(POINTS - 2):
+    def apart(number: int, objective: Objective, limit_bytes: float) -> dict[str, Any]:
+        """Return the options of a further search."""
+        kept = database and database.further(number, objective=objective, memory_bytes=limit_bytes)
+        return leaner | {"objective": objective, "database": kept}
+
+    has_bytes = problem.cluster.device.memory_bytes
+    for number in range(1, POINTS - 1):
         if result.stopped == "interrupted":
             break
         less = _with_less(problem, last.score.worst_row_bytes * LESS)
         try:
-            more = search(less, space, **leaner)
+            more = search(less, space, **apart(number, "throughput", less.cluster.device.memory_bytes))
         except InfeasibleError:
             break
-        last = add(more, problem.cluster.device.memory_bytes - less.cluster.device.memory_bytes)
+        last = add(more, has_bytes - less.cluster.device.memory_bytes)
     if result.stopped != "interrupted":
-        add(search(problem, space, objective="memory", **leaner), 0.0)
+        add(search(problem, space, **apart(POINTS - 1, "memory", has_bytes)), 0.0)
     ranked = sorted(found.values(), key=lambda each: each.key)
     result.candidates = [ranked[i] for i in pareto(ranked)]
     return result

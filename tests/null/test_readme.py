@@ -124,7 +124,7 @@ def test_what_is_shown_is_what_happens(section: str, tmp_path: Path) -> None:
         elif block.text.startswith("$ "):
             line, _, shown = block.text[2:].partition("\n")
             if " wins: " in shown:
-                assert shape(command(f"{line} --budget 0.5", tmp_path)) == shape(shown)
+                assert shape(command(f"{line} --budget 2", tmp_path)) == shape(shown)
             else:
                 expect(shown, command(line, tmp_path))
         elif block.info == "python":

@@ -17,7 +17,9 @@ from piper_core.errors import ConfigError, RunError
 from search.candidate import Score
 from search.database import FILE, Database
 from search.engine import Result, search
+from search.front import find
 from search.generators.sampled import JOURNAL
+from search.problem import Problem
 from search.space import Configuration
 from tests.null.search.spaces import PLAIN, Case
 from tests.null.search.test_search import DENSE, KEY, case, told
@@ -212,3 +214,29 @@ def test_an_interrupt_while_workers_start(tmp_path: Path) -> None:
 
 def _has(path: Path, lines: int) -> bool:
     return path.exists() and path.read_bytes().count(b"\n") >= lines
+
+
+def test_a_front_goes_on_with_all_of_its_searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fits differs from one search of a front to the next, so each has a file of its own."""
+    scored: list[Configuration] = []
+    score = Problem.score
+
+    def counted(self: Problem, config: Configuration, **options: Any) -> Score:
+        scored.append(config)
+        return score(self, config, **options)
+
+    monkeypatch.setattr(Problem, "score", counted)
+
+    def front(database: Database) -> list[tuple[Configuration, Score]]:
+        it = case(DENSE, "p4d", 4, 8, 512, ["recompute=none,full", *FIX[1:]])
+        return found(find(it.problem, it.space, objective="pareto", budget_s=1e6, workers=1, database=database))
+
+    first, n = front(Database.start(tmp_path, KEY)), len(scored)
+    assert len(first) > 1
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert FILE in files
+    assert len([name for name in files if name.startswith("candidates.")]) > 2
+    scored.clear()
+    assert front(Database.resume(tmp_path, KEY)) == first
+    assert len(scored) < n / 4, "those reported are verified again"
+    assert front(Database.start(tmp_path, KEY)) == first
