@@ -36,6 +36,9 @@ PHASES = (
     (Phase.F, Recompute.NONE), (Phase.B, Recompute.NONE), (Phase.BI, Recompute.NONE), (Phase.BW, Recompute.NONE),
     (Phase.R, Recompute.FULL), (Phase.R, Recompute.SELECTIVE),
 )  # fmt: skip
+_INSIDE = (Region.ATTENTION, Region.ROUTER)
+"""Regions whose full recompute makes what the next one's starts from; of the last of a layer, and with selective
+recompute, the next one's input was kept."""
 
 
 def one_of_each(architecture: Architecture) -> Part:
@@ -106,8 +109,8 @@ class Layers:
             for phase, policy in PHASES:
                 if phase is Phase.R and region in (Region.EMBED, Region.HEAD):
                     continue  # the runtime never does these again
-                last = region in (Region.MLP, Region.EXPERT)  # of a layer: the next one's input was kept
-                unit = Unit(index, phase, Policy.OF[policy], sends=not (phase is Phase.R and last))
+                sends = phase is not Phase.R or (policy is Recompute.FULL and region in _INSIDE)
+                unit = Unit(index, phase, Policy.OF[policy], sends=sends)
                 graph = self.macros.graph(unit)
                 if graph.calls and graph.outputs:
                     degrees = shared(region, self.degrees)
