@@ -208,6 +208,7 @@ class StageCosts:
         def seconds(kind: ShardKind) -> float:
             return sum(
                 self.cost.collective_s(e.collective, exchanged_bytes(e, chunk, shard.tp, shard.cp) * b, groups[e.axis])
+                * (self.cost.software.exposed(chunk.region, phase, e.collective) if phase is Phase.R else 1.0)
                 for e in contract(chunk.region, kind, phase)
             )
 
@@ -231,7 +232,7 @@ class StageCosts:
         if policy is Recompute.SELECTIVE and chunk.region is not Region.ATTENTION:
             return NOTHING
         seconds = self._compute(chunk, shard, b, Phase.R, policy)
-        tensor, expert, context = self._exchange(chunk, shard, b, Phase.F, context_only=policy is Recompute.SELECTIVE)
+        tensor, expert, context = self._exchange(chunk, shard, b, Phase.R, context_only=policy is Recompute.SELECTIVE)
         talk = tensor + expert + context
         return replace(NOTHING, r=seconds, r_exchange=talk, tensor=tensor, expert=expert, context=context)
 

@@ -122,9 +122,10 @@ class Chunk:
     are for one sequence. ``saved`` is held from F to the end of the backward without recompute,
     ``saved_selective`` with selective recompute, ``saved_full`` (the input) with full recompute. ``stash`` is
     the part of saved plus output gradients that BW needs after BI. ``core`` is the work that selective
-    recompute repeats. ``loss_bytes`` is what a vocabulary-parallel loss reduces. ``workspace_bytes`` is the
-    largest transient of the backward, divided like sharded bytes. ``tags`` are extra (name, index)
-    annotations such as ("EP", 3).
+    recompute repeats, ``again`` what full recompute repeats where that is less than the forward: of a layer's last
+    region nobody asks for what it hands on. ``loss_bytes`` is what a vocabulary-parallel loss reduces.
+    ``workspace_bytes`` is the largest transient of the backward, divided like sharded bytes. ``tags`` are extra
+    (name, index) annotations such as ("EP", 3).
     """
 
     region: Region
@@ -133,6 +134,7 @@ class Chunk:
     backward_input: Work
     backward_weight: Work
     core: Work = Work()
+    again: Work | None = None
     parameters: tuple[Parameter, ...] = ()
     output_bytes: float = 0.0
     hidden_bytes: float = 0.0

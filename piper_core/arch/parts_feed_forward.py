@@ -82,12 +82,19 @@ def mlp(parts: Parts) -> Chunk:
             2,
         ),
     )
+    again, *_ = parts.works(
+        block.linears[:-1],
+        memory=(block.traffic[0], 0.0, 0.0),
+        replicated=(norm.forward, 0.0, 0.0),
+        kernels=(norm.forward_kernels + block.kernels[0] + 1, 0, 0),
+    )
     return Chunk(
         Region.MLP,
         0,
         forward,
         backward_input,
         backward_weight,
+        again=None if arch.post_norm else again,  # whose input is the last product's result
         core=Work(
             memory_bytes=block.traffic[0],
             replicated_bytes=norm.forward,

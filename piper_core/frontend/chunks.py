@@ -151,6 +151,7 @@ class _Table:
         chunk = Chunk(
             region, site.layer, works[Phase.F], works[Phase.BI], works[Phase.BW],
             core=works[Phase.R],
+            again=self.again(index) if region is Region.MLP else None,
             parameters=own,
             output_bytes=sent,
             hidden_bytes=hidden,
@@ -170,6 +171,14 @@ class _Table:
         phases = (phases[0], self.phase_totals(index, Phase.B, whole[0]), *phases[1:])
         saved_bytes = self.affine([sharded + replicated for sharded, replicated in saved_now])
         return Template(chunk, phases, saved_bytes)
+
+    def again(self, index: int) -> Work:
+        """Return what full recompute repeats of a chunk whose output nobody asks for."""
+        pairs = zip((made.pieces[index] for made in self.cuts), self.roles, strict=True)
+        return self.work([
+            measure(piece.recompute(kept(piece, Recompute.FULL)), piece, role[index], self.kernels)
+            for piece, role in pairs
+        ])  # fmt: skip
 
     def graph(self, piece: Piece, phase: Phase) -> ChunkGraph:
         """Return a phase's graph; of fused kernels, a backward with what it computes again."""

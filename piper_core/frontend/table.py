@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import cache
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from piper_core.arch.chunk import Chunk, ModelChunks
@@ -137,5 +137,6 @@ def _read(kind: Any, data: Any) -> Any:
     if kind is Region:
         return Region(data)
     if isinstance(kind, UnionType):
-        return data
+        (some,) = (each for each in get_args(kind) if each is not NoneType)
+        return None if data is None else _read(some, data)
     return float(data) if kind is float else data

@@ -108,16 +108,16 @@ class ProfiledCost:
         if known is None:
             degrees = Degrees(tensor, sequence_parallel and tensor > 1, expert, context)
             known = self._compute(chunk, phase, sequences, degrees, recompute) * self.sharing
-            times = _meetings(chunk.region, phase, degrees, recompute)
+            times = _meetings(chunk.region, phase, degrees, recompute, self.software)
             if times:
-                known += times * self._end(self._meetings(known)) + self._counts_s(chunk, phase, degrees, recompute)
+                known += times * self._end(self._meetings(known)) + self._counts_s(chunk, phase, degrees)
             self._asked[key] = known
         return known
 
-    def _counts_s(self, chunk: Chunk, phase: Phase, d: Degrees, recompute: Recompute) -> float:
-        """Return what ranks take to tell each other how many tokens each expert gets, before they send them."""
-        again = phase is Phase.R and recompute is Recompute.FULL
-        if d.expert < 2 or chunk.region is not Region.EXPERT or not (phase is Phase.F or again):
+    def _counts_s(self, chunk: Chunk, phase: Phase, d: Degrees) -> float:
+        """Return what ranks take to tell each other how many tokens each expert gets, before they send them; in R they
+        know."""
+        if d.expert < 2 or chunk.region is not Region.EXPERT or phase is not Phase.F:
             return 0.0
         ranks = tuple(range(0, d.expert * d.tensor, d.tensor))
         return self.collective_s(Collective.ALL_TO_ALL, float(COUNT_BYTES * d.expert), ranks)
@@ -214,14 +214,17 @@ class ProfiledCost:
 
 
 @lru_cache(maxsize=4096)
-def _meetings(region: Region, phase: Phase, d: Degrees, recompute: Recompute) -> int:
+def _meetings(region: Region, phase: Phase, d: Degrees, recompute: Recompute, software: Software) -> int:
     """Return how often ranks exchange after computing inside a chunk, where each waits for the slowest: once, and where
     tokens come to experts and go back twice."""
     kinds = [ShardKind.CONTEXT] if d.context > 1 else []
     if phase is not Phase.R or recompute is not Recompute.SELECTIVE:
         kinds += [ShardKind.SEQUENCE if d.sequence else ShardKind.TENSOR] if d.tensor > 1 else []
         kinds += [ShardKind.EXPERT] if d.expert > 1 and region is Region.EXPERT else []
-    exchanging = [kind for kind in kinds if kind in accepted_kinds(region) and contract(region, kind, phase)]
+    exchanging = [
+        kind for kind in kinds if kind in accepted_kinds(region)
+        and any(software.exposed(region, phase, each.collective) for each in contract(region, kind, phase))
+    ]  # fmt: skip
     return 0 if not exchanging else 2 if ShardKind.EXPERT in exchanging else 1
 
 

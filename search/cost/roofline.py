@@ -106,7 +106,8 @@ class RooflineCost:
             case Phase.R:
                 match recompute:
                     case Recompute.FULL:
-                        work = chunk.forward
+                        less = None if self._software.repeats_layers else chunk.again
+                        work = less or chunk.forward
                     case Recompute.SELECTIVE:
                         work = chunk.core
                     case Recompute.NONE:

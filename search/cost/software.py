@@ -12,6 +12,8 @@ GATE_AND_UP = 2
 """Column-parallel modules of a gated feed-forward that keeps gate and up apart."""
 HIDDEN = 0.13
 """What is left of a collective beside products: the two slow each other (OVERLAP_SLOWDOWN)."""
+LASTS = (Region.MLP, Region.EXPERT)
+"""Regions that end a layer."""
 REDUCES = (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER)
 
 
@@ -24,10 +26,11 @@ class Software:
     ``hides_backward`` a whole backward reduces that gradient, and gathers the input again, beside its own products
     (Megatron since 2022, Korthikanti 2022, arXiv 2205.05198, section 4.2.2): what is left is what they slow each other.
     With ``keeps_gathered`` what sequence parallelism gathers in F is kept for the backward instead of gathered again.
-    With ``gathers_logits`` each tensor-parallel rank computes the loss of the whole vocabulary. ``shard_group`` > 0
-    shards optimiser state over as many neighbours of the data-parallel group instead of all of it. ``message_hold_s``
-    is how long compute stands still at each message that it sends; with ``blocks_messages`` compute stands still while
-    a message is sent or received.
+    With ``gathers_logits`` each tensor-parallel rank computes the loss of the whole vocabulary.
+    ``shard_group`` > 0 shards optimiser state over as many neighbours of the data-parallel group instead of all of it.
+    ``message_hold_s`` is how long compute stands still at each message that it sends; with ``blocks_messages`` compute
+    stands still while a message is sent or received. With ``repeats_layers`` full recompute runs layers to their end,
+    as Megatron's does, though nobody asks for what they hand on.
     """
 
     gradient_bytes: int = 4
@@ -38,6 +41,7 @@ class Software:
     shard_group: int = 0
     message_hold_s: float = 0.0
     blocks_messages: bool = False
+    repeats_layers: bool = False
 
     def gathers_loss(self, region: Region, phase: Phase, kind: Collective) -> bool:
         """Return whether a tensor-parallel collective is the sum of a loss, in place of which logits are gathered."""
@@ -55,6 +59,8 @@ class Software:
     def exposed(self, region: Region, phase: Phase, kind: Collective) -> float:
         """Return the part of a region's tensor-parallel collective that compute waits for; over 1 where it runs more
         often than the contract has it."""
+        if phase is Phase.R and region in LASTS and kind in REDUCES and not self.repeats_layers:
+            return 0.0
         backward = phase in (Phase.B, Phase.BI)
         split = self.separate_gate and region is Region.MLP and backward and kind in REDUCES
         times = float(GATE_AND_UP if split else 1)

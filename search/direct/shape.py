@@ -185,7 +185,11 @@ class Steps:
         shared, held = sync.ranks > 1, held_of(kinds, stages, division, prices.cost.software)
         talks = {phase: prices.talks(division, phase, mesh, ways) for phase in phases}
         context_only = stages.policy is Recompute.SELECTIVE
-        repeated = tuple(t for t in talks[Phase.F] if not context_only or t.exchange.axis is Axis.CONTEXT)
+        repeated = tuple(
+            t
+            for t in prices.talks(division, Phase.R, mesh, ways)
+            if not context_only or t.exchange.axis is Axis.CONTEXT
+        )
         again = prices.compute(division, Phase.R, stages.policy)
         pieces: dict[Phase, tuple[Pieces, ...]] = {}
         nodes, inner, cuts = dict[Phase, PhaseNodes](), dict[Phase, Floats](), dict[Phase, list[Ints]]()

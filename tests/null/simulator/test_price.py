@@ -82,7 +82,10 @@ def one_by_one(dag: Dag) -> list[float]:
                 Axis.TENSOR: state.tensor, Axis.SEQUENCE: state.tensor, Axis.EXPERT: state.expert,
                 Axis.CONTEXT: state.context, Axis.NORM: (tuple(sorted(r for g in dag.groups for r in g)),),
             }.get(axis) or bucket_ranks(dag, dag.buckets[nodes.bucket[i]])  # fmt: skip
-            found.append(max(COST.collective_s(Collective(int(nodes.collective[i])), size[i], g) for g in groups))
+            collective, phase = Collective(int(nodes.collective[i])), Phase(int(nodes.phase[i]))
+            tensor = axis in (Axis.TENSOR, Axis.SEQUENCE)
+            times = OWN.exposed(dag.chunks[nodes.chunk[i]].region, phase, collective) if tensor else 1.0
+            found.append(times * max(COST.collective_s(collective, size[i], g) for g in groups))
     return found
 
 

@@ -60,6 +60,9 @@ def test_traced_and_closed_tables_agree(name: str) -> None:
         for phase in ("forward", "backward_input", "backward_weight"):
             found, wanted = getattr(mine, phase), getattr(theirs, phase)
             assert found.matmul_flops == pytest.approx(wanted.matmul_flops, rel=0.01), (mine.name, phase)
+        assert (mine.again is None) == (theirs.again is None), mine.name
+        if mine.again and theirs.again:
+            assert mine.again.matmul_flops == pytest.approx(theirs.again.matmul_flops, rel=0.01), mine.name
             assert found.attention_flops == pytest.approx(wanted.attention_flops, rel=0.01), (mine.name, phase)
             assert found.attention_span == pytest.approx(wanted.attention_span)
         assert {p.name: p for p in mine.parameters} == {p.name: p for p in theirs.parameters}
