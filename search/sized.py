@@ -29,6 +29,9 @@ class SizedCache(Generic[P, R]):
             self.size -= len(self._known.popitem(last=False)[1])
         return made
 
+    def __len__(self) -> int:
+        return len(self._known)
+
     def cache_clear(self) -> None:
         """Forget all answers."""
         self._known.clear()

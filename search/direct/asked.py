@@ -8,7 +8,7 @@ from piper_core.schedule.grid import Layout
 from search.cost.software import OWN
 from search.direct.groups import row_groups
 from search.direct.order import Order
-from search.direct.plan import Built, build
+from search.direct.plan import Built
 from search.direct.score import Direct
 from search.space import Configuration
 from search.stage_costs import mesh_of
@@ -45,4 +45,4 @@ class Asked(Direct):
         layers = self.bounds.costs.of(config)[0] if self.layers is None else self.layers
         own = self.bounds.bucket_mib(config.tp, config.ep, config.bucket)
         bucket, order = own if self.bucket_mib is None else self.bucket_mib, order or self.order(config)
-        return build(self.steps.of(config, layers, bucket, order), order, self.steps.prices, self.sync)
+        return self.builder.build(self.steps.of(config, layers, bucket, order.phases), order)

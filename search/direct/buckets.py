@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +29,12 @@ class Buckets:
 
     def __len__(self) -> int:
         return len(self.stage)
+
+    @property
+    def form(self) -> tuple[Hashable, ...]:
+        """All but how much they hold."""
+        columns = self.stage, self.expert, self.low, self.high, self.start, self.parts
+        return *(column.tobytes() for column in columns), tuple(self.tied.items())
 
 
 def make_buckets(kinds: Kinds, ends: Sequence[int], tp: int, ep: int, limit: int) -> Buckets:

@@ -28,9 +28,10 @@ class Piece:
 class Kinds:
     """The chunks of a model by kind; ``of``, ``layer`` and ``region`` are by chunk, shape (C,), ``layer`` -1 for the
     embedding and L for the head, ``region`` an index into ``REGIONS``. ``layered`` is what full recompute may repeat,
-    ``attention`` what selective does; ``fed`` whether a chunk is fed from another layer (or by nothing);
-    ``last_of_layer`` the last chunk of each chunk's layer. ``boundary_bytes`` is what a layer hands to the next one, at
-    its last chunk. ``parameters`` are by kind; ``ties`` name those that several chunks hold; ``edges`` join chunks.
+    ``attention`` what selective does; ``regions`` are the chunks of each region; ``fed`` whether a chunk is fed from
+    another layer (or by nothing); ``last_of_layer`` the last chunk of each chunk's layer. ``boundary_bytes`` is what a
+    layer hands to the next one, at its last chunk. ``parameters`` are by kind; ``ties`` name those that several chunks
+    hold; ``edges`` join chunks.
     """
 
     chunks: tuple[Chunk, ...]
@@ -39,6 +40,7 @@ class Kinds:
     region: Ints
     layered: Mask
     attention: Mask
+    regions: tuple[Ints, ...]
     fed: Mask
     last_of_layer: Ints
     boundary_bytes: Floats
@@ -116,7 +118,8 @@ def kinds_of(model: ModelChunks) -> Kinds | None:
     return Kinds(
         tuple(made), np.asarray(of), layer, region,
         ~np.isin(region, (regions[Region.EMBED], regions[Region.HEAD])),
-        region == regions[Region.ATTENTION], fed, last[of_layer], boundary,
+        region == regions[Region.ATTENTION], tuple(np.flatnonzero(region == i) for i in range(len(REGIONS))), fed,
+        last[of_layer], boundary,
         tuple(parameters), tuple(name for name, count in ties.items() if count > 1),
         tuple(sorted((u, v) for u, v, _ in model.edges)),
     )  # fmt: skip

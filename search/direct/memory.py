@@ -18,11 +18,14 @@ class _Usage:
     needs), 3 i + 1 (its results are there), 3 i + 2 (after it)."""
 
     def __init__(self, built: Built, simulation: Simulation) -> None:
-        self.built, self.simulation, self.rank = built, simulation, built.rank
-        self.rows = len(built.plan.rows)
-        self.first = built.plan.start[: self.rows + 1].astype(np.int64)  # compute streams come first
+        self.form, self.step, self.simulation, self.rank = built.form, built.step, simulation, built.form.rank
+        self.plan, self.contents = built.plan, built.contents
+        self.rows = len(self.plan.rows)
+        self.first = self.plan.start[: self.rows + 1].astype(np.int64)  # compute streams come first
         self.base = 3 * self.first + np.arange(self.rows + 1)
-        self.level = np.zeros((5, int(self.base[-1])))
+        alone = not (len(self.form.gathers.unit) or len(self.form.reductions.unit))
+        self.causes = range(ACTIVATIONS if alone else PARAMETERS, 5)
+        self.level = np.zeros((len(self.causes), int(self.base[-1])))
         self.changes: list[tuple[Ints, Floats]] = []
 
     def at(self, action: Ints, row: Ints, instant: int) -> Ints:
@@ -42,7 +45,7 @@ class _Usage:
             i = np.searchsorted(starts, time[mine], "left" if end else "right") - 1
             running = ends[np.maximum(i, 0)] > time[mine]
             local = np.where(running, 3 * i + 2, 3 * (i + 1)) if end else np.where(running, 3 * i, 3 * i + 2)
-            place[mine] = self.base[r] + np.clip(local, 0, 3 * (high - low))
+            place[mine] = self.base[r] + np.maximum(local, 0)
         return place
 
     def near(self, action: Ints, row: Ints, *, end: bool) -> Ints:
@@ -56,46 +59,45 @@ class _Usage:
 
     def during(self, cause: int, start: Ints, end: Ints, size: Floats) -> None:
         """Add what is held from one place to another, no earlier."""
-        shift = cause * self.level.shape[1]
+        shift = self.causes.index(cause) * self.level.shape[1]
         self.changes += [(start + shift, size), (np.maximum(start, end) + shift, -size)]
 
     # what is held --------------------------------------------------------------------------------------------------
 
     def pieces(self) -> None:
         """Activations, and what an action holds only while it runs."""
-        built, level = self.built, self.level
-        table, piece = built.table, built.macros.piece
-        computes = np.flatnonzero(table.queue[piece] < 0)
-        piece, row = piece[computes], built.order.row[built.macros.macro[computes]]
-        start = self.at(self.rank[computes], row, 0)
-        level[ACTIVATIONS, start] = table.column("start_bytes")[piece]
-        level[ACTIVATIONS, start + 1] = table.column("end_bytes")[piece]
-        level[ACTIVATIONS, start + 2] = table.column("late_bytes")[piece]
-        workspace = (table.column("workspace") + table.column("recomputed"))[piece]
-        gathered = table.column("gathered")[piece]
+        held, level = self.contents, self.level
+        piece, start = self.form.piece, self.form.instant
+        activations = level[self.causes.index(ACTIVATIONS)]
+        activations[start] = held.start_bytes[piece]
+        activations[start + 1] = held.end_bytes[piece]
+        activations[start + 2] = held.late_bytes[piece]
+        workspace = (held.workspace + held.recomputed)[piece]
+        gathered = held.gathered[piece]
         for cause, size in ((WORKSPACE, workspace), (BUFFERS, gathered)):
-            level[cause, start] = size
-            level[cause, start + 2] = -size
+            level[self.causes.index(cause), start] = size
+            level[self.causes.index(cause), start + 2] = -size
 
     def messages(self) -> None:
         """A receive holds its buffer from when it is posted; a send until it is through."""
-        messages, simulation = self.built.messages, self.simulation
+        messages, simulation = self.form.messages, self.simulation
         if not len(messages.send):
             return
         source, target = messages.source, messages.target
+        sizes = self.step.message_bytes[messages.boundary]
         sent, received = self.rank[messages.send], self.rank[messages.recv]
         through = self.when(source, simulation.end_s[sent], end=True)
-        self.during(BUFFERS, self.near(self.rank[messages.producer], source, end=False), through, messages.bytes)
+        self.during(BUFFERS, self.near(self.rank[messages.producer], source, end=False), through, sizes)
         user, ahead = self.rank[messages.consumer], messages.forward
         gone = np.empty(len(user), np.int64)
         gone[ahead] = self.near(user[ahead], target[ahead], end=False)
         gone[~ahead] = self.near(user[~ahead], target[~ahead], end=True)
         posted = self.when(target, self.posted()[received], end=False)
-        self.during(BUFFERS, posted, gone, messages.bytes)
+        self.during(BUFFERS, posted, gone, sizes)
 
     def posted(self) -> Floats:
         """Return when each action came to the head of its stream with all its waits done, shape (A,)."""
-        plan, end = self.built.plan, self.simulation.end_s
+        plan, end = self.plan, self.simulation.end_s
         posted = np.zeros(len(plan))
         posted[1:] = end[:-1]
         posted[plan.start[:-1]] = 0.0
@@ -105,21 +107,17 @@ class _Usage:
 
     def buckets(self) -> None:
         """Whole buckets while they are gathered (ZeRO-3), and while they are reduced (ZeRO-2/3)."""
-        built, simulation = self.built, self.simulation
-        row_of = np.zeros(len(built.plan), np.int64)
-        for uses in (built.gathers, built.reductions):
-            if len(uses.unit):
-                row_of[self.rank[uses.unit]] = self._rows(uses.compute)
-        if len(built.gathers.unit):
-            gather, free = self.rank[built.gathers.unit], self.rank[built.gathers.compute]
-            row = row_of[gather]
+        simulation, sync = self.simulation, self.step.sync
+        gathers, reductions = self.form.gathers, self.form.reductions
+        if len(gathers.unit):
+            gather, free, row = self.rank[gathers.unit], self.rank[gathers.compute], self._rows(gathers.compute)
             start = self.when(row, simulation.start_s[gather], end=False)
-            self.during(PARAMETERS, start, self.at(free, row, 2), built.gathers.bytes)
-        if len(built.reductions.unit):
-            reduce, began = self.rank[built.reductions.unit], self.rank[built.reductions.compute]
-            row = row_of[reduce]
+            self.during(PARAMETERS, start, self.at(free, row, 2), sync.gather_bytes[gathers.bucket])
+        if len(reductions.unit):
+            reduce, began = self.rank[reductions.unit], self.rank[reductions.compute]
+            row = self._rows(reductions.compute)
             end = self.when(row, simulation.end_s[reduce], end=True)
-            self.during(GRADIENTS, self.at(began, row, 0), end, built.reductions.bytes)
+            self.during(GRADIENTS, self.at(began, row, 0), end, sync.reduce_bytes[reductions.bucket])
 
     def _rows(self, units: Ints) -> Ints:
         """Return the row of units on compute streams."""
@@ -140,7 +138,8 @@ class _Usage:
             level = np.cumsum(self.level[:, self.base[r] : self.base[r + 1]], axis=1)
             at = int(level.sum(axis=0).argmax())
             last = (level.shape[1] - 1) // 3 - 1
-            found.append((level[:, at].tolist(), int(self.first[r]) + max(0, min(at // 3, last))))
+            held = [0.0] * self.causes[0] + level[:, at].tolist()
+            found.append((held, int(self.first[r]) + max(0, min(at // 3, last))))
         return found
 
 

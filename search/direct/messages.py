@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from piper_core.ir.action import ActionKind
-from piper_core.ir.dag import Floats, Ints, Mask
+from piper_core.ir.dag import Ints, Mask
 from piper_core.schedule.plan import CODE, StreamKind
 from search.direct.draft import Draft
-from search.direct.prices import Prices
 from search.simulator.lower import COMM_KINDS, CommKind
 
 PIPELINE = COMM_KINDS.index(CommKind.PIPELINE)
@@ -18,8 +17,8 @@ PIPELINE = COMM_KINDS.index(CommKind.PIPELINE)
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """Units of messages, shape (n,): both ends and their rows, the pieces that make and take what they carry, bytes,
-    whether it is an activation."""
+    """Units of messages, shape (n,): both ends and their rows, the pieces that make and take what they carry, the stage
+    that it comes from or goes back to, whether it is an activation."""
 
     send: Ints
     recv: Ints
@@ -27,16 +26,13 @@ class Messages:
     target: Ints
     producer: Ints
     consumer: Ints
-    bytes: Floats
+    boundary: Ints
     forward: Mask
 
 
-def add_messages(draft: Draft, prices: Prices) -> Messages:
+def add_messages(draft: Draft) -> Messages:
     """Add a send and a receive for each hop; a channel is a queue at each of its ends."""
     step, order, macros, hops = draft.step, draft.order, draft.macros, draft.order.hops
-    bytes_ = step.message_bytes[hops.boundary]
-    each = [prices.send(float(step.message_bytes[s]), step.mesh, step.rows, a, b) for s, a, b in hops.pairs]
-    seconds = np.asarray(each, np.float64)[hops.pair]
     producer, consumer = draft.unit(hops.source, "leave"), draft.unit(hops.target, "enter")
     source, target, back = order.row[hops.source], order.row[hops.target], 1 - hops.forward
     place, n, microbatch = macros.place[consumer], len(hops.source), order.microbatch[hops.source]
@@ -48,10 +44,10 @@ def add_messages(draft: Draft, prices: Prices) -> Messages:
         queue = int(kind) * (len(step.streams) + 1) * draft.width + peer * 2 + back
         ends.append(
             draft.columns.add(
-                n, place, seconds, kind=code, stage=order.stage[macro], microbatch=microbatch, row=row, queue=queue,
-                line=hops.line, comm=PIPELINE,
+                n, place, price=draft.prices.send + hops.pair, kind=code, stage=order.stage[macro],
+                microbatch=microbatch, row=row, queue=queue, line=hops.line, comm=PIPELINE,
             )
         )  # fmt: skip
     draft.link(producer, ends[0])
     draft.link(ends[1], consumer)
-    return Messages(ends[0], ends[1], source, target, producer, consumer, bytes_, hops.forward)
+    return Messages(ends[0], ends[1], source, target, producer, consumer, hops.boundary, hops.forward)

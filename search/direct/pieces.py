@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,15 +35,13 @@ class Stages:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """The macro actions of one phase, whole or cut into pieces; by piece, shape (P,).
+    """The macro actions of one phase, whole or cut into pieces.
 
     ``first`` and ``count`` (S,): the pieces of each stage. ``of`` (C,) is the piece of each chunk, ``repeat`` that of
-    its recompute. ``enter`` and ``leave`` (S,) are the pieces, counted from the first, that take what comes in and make
-    what goes out. ``beside`` is the collective that a piece is, a node of :class:`PhaseNodes` (-1: it computes), and
-    ``opened`` says of each stage how its pieces hang together (empty: one after the other). ``seconds`` with all
-    collectives inside; ``start_bytes``, ``end_bytes`` and ``late_bytes`` are changes
-    of activations when it starts, when its results are there, and after it; ``workspace`` and ``recomputed`` the
-    largest transients of a kernel and of a layer that is whole again, ``gathered`` what inner collectives gather.
+    its recompute; ``opened_at`` that of each node of :class:`PhaseNodes` where some are opened. ``enter`` and ``leave``
+    (S,) are the pieces, counted from the first, that take what comes in and make what goes out. ``beside``, shape (P,),
+    is the collective that a piece is, a node (-1: it computes), and ``opened`` says of each stage how its pieces hang
+    together (empty: one after the other).
     """
 
     first: Ints
@@ -53,6 +52,18 @@ class Pieces:
     leave: Ints
     beside: Ints
     opened: tuple[Opened | None, ...]
+    opened_at: Ints | None = None
+
+    def __len__(self) -> int:
+        return len(self.beside)
+
+
+class Contents(NamedTuple):
+    """What pieces take and hold, shape (P,): ``seconds`` with all collectives inside; ``start_bytes``, ``end_bytes``
+    and ``late_bytes`` are changes of activations when one starts, when its results are there, and after it;
+    ``workspace`` and ``recomputed`` the largest transients of a kernel and of a layer that is whole again, ``gathered``
+    what inner collectives gather."""
+
     seconds: Floats
     start_bytes: Floats
     end_bytes: Floats
@@ -123,54 +134,41 @@ def phase_nodes(
 ) -> PhaseNodes:  # fmt: skip
     """Return what runs in a phase; ``compute`` and ``again`` (the recompute's) are seconds by kind, ``repeated`` what a
     recompute communicates."""
-    backward = phase is not Phase.F
-    every = np.arange(len(kinds.of))
-    order = every[::-1] if backward else every
-    way = stages.way[stages.of]
-    parts: list[tuple[Ints, Floats, Floats, int, int, bool]] = []
-
-    def compute_of(mine: Ints, seconds: Floats, rerun: bool) -> None:
-        parts.append((mine, seconds[kinds.of[mine]], np.zeros(len(mine)), -1, -1, rerun))
-
-    def talk(number: int, each: Talk, mine: Ints, rerun: bool) -> None:
-        exchange = each.exchange
-        moves = exchange.collective is not Collective.ALL_REDUCE
-        size = each.bytes[kinds.of[mine]] if moves else np.zeros(len(mine))
-        kind = int(AXIS_KIND[int(exchange.axis)])
-        parts.append((mine, each.seconds[way[mine], kinds.of[mine]], size, kind, number, rerun))
-
-    compute_of(order, compute, False)
-    for number, each in enumerate(talks):
-        talk(number, each, order[kinds.region[order] == each.region], False)
+    each, step = (*talks, *repeated), 1 if phase is Phase.F else -1
+    parts: list[tuple[Ints, int]] = [(np.arange(len(kinds.of))[::step], -1)]
+    parts += [(kinds.regions[talk.region][::step], i) for i, talk in enumerate(talks)]
+    first = len(parts)
     if phase in (Phase.B, Phase.BI) and stages.policy is not Recompute.NONE:
-        chosen = np.flatnonzero(stages.again)
-        compute_of(chosen, again, True)
-        for number, each in enumerate(repeated):
-            talk(len(talks) + number, each, chosen[kinds.region[chosen] == each.region], True)
-    sizes = [len(part[0]) for part in parts]
-    chunk, seconds, gathered = (np.concatenate([part[i] for part in parts]) for i in range(3))
-    comm, talking, rerun = (np.repeat([part[i] for part in parts], sizes) for i in range(3, 6))
-    return PhaseNodes(chunk, seconds, gathered, comm, talking, rerun, (*talks, *repeated))
+        parts.append((np.flatnonzero(stages.again), -1))
+        for i, talk in enumerate(repeated):
+            mine = kinds.regions[talk.region]
+            parts.append((mine[stages.again[mine]], len(talks) + i))
+    sizes = [len(mine) for mine, _ in parts]
+    chunk, number = np.concatenate([mine for mine, _ in parts]), np.repeat([i for _, i in parts], sizes)
+    rerun = np.arange(len(chunk)) >= sum(sizes[:first])
+    kind, none = kinds.of[chunk], np.zeros((1, len(compute)))
+    ways = len(each[0].seconds) if each else 1
+    line = np.where(number < 0, rerun, 2 + number * ways + (stages.way[stages.of[chunk]] if ways > 1 else 0))
+    seconds = np.concatenate([[compute, again], *(talk.seconds for talk in each)])[line, kind]
+    moves = [talk.bytes if talk.exchange.collective is not Collective.ALL_REDUCE else none[0] for talk in each]
+    comm = np.asarray([*(AXIS_KIND[int(talk.exchange.axis)] for talk in each), -1])[number]
+    return PhaseNodes(chunk, seconds, np.asarray([*moves, none[0]])[number, kind], comm, number, rerun, each)
 
 
-def pieces_of(
-    kinds: Kinds, stages: Stages, phase: Phase, nodes: PhaseNodes, segment: Ints, held: Held
-) -> Pieces:  # fmt: skip
+def pieces_of(kinds: Kinds, stages: Stages, phase: Phase, segment: Ints) -> Pieces:
     """Return the pieces of a phase's macro actions, cut where ``segment`` (C,) steps."""
     starts, lasts = np.asarray(stages.ends[:-1]), np.asarray(stages.ends[1:]) - 1
     count = segment[lasts if phase is Phase.F else starts] + 1
     first = np.cumsum(count) - count
     of = first[stages.of] + segment
     repeat = of[kinds.last_of_layer]  # a layer is recomputed as a whole, before its backward starts
-    where = np.where(nodes.again, repeat[nodes.chunk], of[nodes.chunk])
     ends = np.zeros_like(count), count - 1
     beside = np.full(int(count.sum()), -1)
-    found = contents(kinds, stages, phase, nodes, held, where, of, repeat)
-    return Pieces(first, count, of, repeat, *ends, beside, (), *found)
+    return Pieces(first, count, of, repeat, *ends, beside, ())
 
 
 def opened_pieces(
-    kinds: Kinds, stages: Stages, phase: Phase, nodes: PhaseNodes, segment: Ints, held: Held, chosen: Mask,
+    kinds: Kinds, stages: Stages, phase: Phase, nodes: PhaseNodes, segment: Ints, chosen: Mask,
     known: dict[StageNodes, Opened],
 ) -> Pieces:  # fmt: skip
     """Return the pieces of the macro actions of a phase in overlap groups; only those of ``chosen`` stages are opened.
@@ -213,18 +211,15 @@ def opened_pieces(
     of[nodes.chunk[computes & ~nodes.again]] = where[computes & ~nodes.again]
     repeat[:] = of
     repeat[nodes.chunk[computes & nodes.again]] = where[computes & nodes.again]
-    return Pieces(
-        first, count, of, repeat, enter, leave, np.concatenate(beside), tuple(made),
-        *contents(kinds, stages, phase, nodes, held, where, of, repeat),
-    )  # fmt: skip
+    return Pieces(first, count, of, repeat, enter, leave, np.concatenate(beside), tuple(made), where)
 
 
-def contents(
-    kinds: Kinds, stages: Stages, phase: Phase, nodes: PhaseNodes, held: Held, where: Ints, of: Ints, repeat: Ints
-) -> tuple[Floats, ...]:
-    """Return the seconds and bytes of pieces: the last columns of :class:`Pieces`. ``where`` is the piece of each node,
-    ``of`` and ``repeat`` that of each chunk's compute and of its recompute."""
-    size = int(where.max()) + 1
+def contents(kinds: Kinds, stages: Stages, phase: Phase, nodes: PhaseNodes, held: Held, pieces: Pieces) -> Contents:
+    """Return what the pieces of a phase take and hold."""
+    size, of, repeat = len(pieces), pieces.of, pieces.repeat
+    where = pieces.opened_at
+    if where is None:
+        where = np.where(nodes.again, repeat[nodes.chunk], of[nodes.chunk])
 
     def total(at: Ints, weights: Floats) -> Floats:
         return np.bincount(at, weights=weights, minlength=size).astype(np.float64)
@@ -241,21 +236,18 @@ def contents(
     elif phase is Phase.BW:
         late = total(of, -held.stash)
     else:
-        apart = stages.again & (repeat != of)
-        if apart.any():
-            start = total(repeat[apart], (held.saved - held.kept)[apart])
-        lasting = held.stash if phase is Phase.BI else np.zeros(len(of))
-        end = total(of, lasting - np.where(apart, held.saved, held.kept))
-        workspace = most(of, held.workspace)
-        extra = np.where(stages.again & ~apart, held.saved - held.kept, 0.0)
-        some = np.flatnonzero(extra > 0)
-        if len(some):
-            layers = int(kinds.layer.max()) + 2
-            key = of[some] * layers + kinds.layer[some] + 1
-            sums = np.bincount(key, weights=extra[some]).astype(np.float64)
+        gone = held.kept
+        if stages.policy is not Recompute.NONE:
+            apart, extra = stages.again & (repeat != of), held.saved - held.kept
+            start, gone = total(repeat[apart], extra[apart]), np.where(apart, held.saved, gone)
+            some, layers = np.flatnonzero(stages.again & ~apart & (extra > 0)), int(kinds.layer.max()) + 2
+            sums = np.bincount(of[some] * layers + kinds.layer[some] + 1, weights=extra[some]).astype(np.float64)
             used = np.flatnonzero(sums)
             recomputed = most(used // layers, sums[used])
-    return total(where, nodes.seconds), start, end, late, workspace, recomputed, most(where, nodes.gathered)
+        end = total(of, held.stash - gone if phase is Phase.BI else -gone)
+        workspace = most(of, held.workspace)
+    seconds, gathered = total(where, nodes.seconds), most(where, nodes.gathered)
+    return Contents(seconds, start, end, late, workspace, recomputed, gathered)
 
 
 def inner_seconds(nodes: PhaseNodes, stages: Stages) -> Floats:

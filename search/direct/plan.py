@@ -1,143 +1,75 @@
-"""The plan of a step under an order: the same actions, streams and waits as ``schedule.lower`` finds in its DAG."""
+"""The plan of a step under an order, with the seconds of its actions."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from piper_core.ir.dag import Floats, Ints
+from piper_core.ir.dag import Floats
 from piper_core.names import Sync
-from piper_core.schedule.plan import BucketUse, Plan, Reduction, Stream, StreamKind
-from piper_core.schedule.waits import least
-from search.direct.draft import NONE, Draft, Uses
-from search.direct.messages import Messages, add_messages
-from search.direct.order import Order, runs_of
+from piper_core.schedule.plan import Plan
+from search.direct.form import Form, Frame, form_of
+from search.direct.order import Order
+from search.direct.overlap import Opened, StageNodes
+from search.direct.pieces import Contents
 from search.direct.prices import Prices
 from search.direct.shape import Step
-from search.direct.sync import Synced, add_syncs, close_step
-from search.direct.table import Macros, Table
+from search.direct.sliced import slice_step
+from search.direct.tariff import tariff_of
 from search.hosts import with_messages
-from search.simulator.lower import ActionSeconds
+from search.simulator.lower import ActionSeconds, Lowered
+from search.sized import SizedCache
 
-LOOK_AHEAD = 1
-_NO_USE = BucketUse(0, False, Reduction.NONE, (), (), (), ())
+KEPT = 400_000
+"""Actions of the plans whose forms are kept, 150 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A plan without what no simulation reads (labels, parts, lines, uses of buckets), the seconds of its actions, and
-    what memory needs: ``rank`` is the action of each unit."""
+    """A plan as the simulator reads it, the form that it shares with others, the seconds of its actions, and what its
+    pieces take and hold."""
 
     step: Step
-    order: Order
-    table: Table
-    macros: Macros
-    plan: Plan
+    form: Form
+    lowered: Lowered
     seconds: ActionSeconds
-    rank: Ints
-    messages: Messages
-    gathers: Uses
-    reductions: Uses
+    contents: Contents
+
+    @property
+    def plan(self) -> Plan:
+        """The plan."""
+        return self.lowered.plan
 
 
-def build(step: Step, order: Order, prices: Prices, sync: Sync) -> Built:
-    """Return the plan of a step under an order, with the seconds of its actions."""
-    draft = Draft(step, order)
-    messages = add_messages(draft, prices)
-    synced = add_syncs(draft)
-    close_step(draft, synced, prices, sync)
-    columns, place, seconds = draft.columns.finish()
-    stream, streams = _streams(draft, columns["row"], columns["queue"])
-    by = _sorted(stream, place, len(step.buckets))
-    rank = np.empty(len(by), np.int64)
-    rank[by] = np.arange(len(by))
-    stream = stream[by]
-    counts = np.bincount(stream, minlength=len(streams))
-    start = np.zeros(len(streams) + 1, np.int32)
-    start[1:] = np.cumsum(counts)
-    edges: list[tuple[Ints, Ints]] = [(rank[src], rank[dst]) for src, dst in draft.edges]
-    edges += [_receives(messages, stream, rank), _prefetches(synced, step.config.prefetch, stream, start, rank)]
-    wait_start, waits = least(
-        np.concatenate([src for src, _ in edges]), np.concatenate([dst for _, dst in edges]), stream
-    )
-    kind, stage, microbatch, bucket, line, comm = (
-        columns[name][by] for name in ("kind", "stage", "microbatch", "bucket", "line", "comm")
-    )
-    plan = Plan(
-        rows=step.rows, microbatches=step.config.num_microbatches, inputs=((),) * step.stages.count, streams=streams,
-        lines=(), labels=(), buckets=(_NO_USE,) * len(step.buckets), start=start, kind=kind, stage=stage,
-        microbatch=microbatch, bucket=bucket, label=np.full(len(by), -1, np.int32), line=line, wait_start=wait_start,
-        waits=waits, sync=sync,
-    )  # fmt: skip
-    update = np.bincount(order.holder_row, weights=step.update[order.holder_stage], minlength=draft.rows)
-    found = ActionSeconds(seconds[by], comm, _inner(step, order), update.astype(np.float64))
-    found = with_messages(plan, found, step.software)
-    return Built(
-        step, order, draft.table, draft.macros, plan, found, rank, messages, synced.gathers, synced.reductions
-    )  # fmt: skip
+class Builder:
+    """Builds plans of one model on one cluster; keeps the forms of the last."""
+
+    def __init__(self, prices: Prices, sync: Sync) -> None:
+        self.prices, self.sync = prices, sync
+        self.opened: dict[StageNodes, Opened] = {}
+        self.forms = SizedCache(self._form, KEPT)
+
+    def build(self, step: Step, order: Order) -> Built:
+        """Return the plan of a step under an order.
+
+        Raises:
+            PlanError: it would not run.
+        """
+        form = self.forms(Frame(step, order, self.sync))
+        lowered = form.lowered
+        if lowered.plan.rows != step.rows:
+            lowered = replace(lowered, plan=replace(lowered.plan, rows=step.rows))
+        contents = form.sliced.contents(self.prices.kinds, step)
+        total = tariff_of(contents.seconds, step, order, self.prices, self.sync)[form.price]
+        update = np.bincount(order.holder_row, weights=step.update[order.holder_stage], minlength=len(step.rows))
+        seconds = ActionSeconds(total, form.comm, _inner(step, form), update.astype(np.float64))
+        return Built(step, form, lowered, with_messages(lowered.plan, seconds, step.software), contents)
+
+    def _form(self, frame: Frame) -> Form:
+        return form_of(frame, slice_step(self.prices.kinds, frame.step, frame.order, self.opened))
 
 
-def _sorted(stream: Ints, place: Floats, buckets: int) -> Ints:
-    """Return units by stream, then place; as one number where it can tell the places of buckets apart."""
-    width = 2.0 ** np.ceil(np.log2(place.max() + 2.0))
-    if (float(stream.max()) + 1) * width * 16 * (buckets + 1) > 2.0**52:
-        return np.lexsort((place, stream))
-    return np.argsort(stream * width + place)
-
-
-def _streams(draft: Draft, row: Ints, queue: Ints) -> tuple[Ints, tuple[Stream, ...]]:
-    """Return the stream of each unit, and the streams: one compute stream a row first."""
-    rows, names, width = draft.rows, (*draft.step.streams, "norm"), draft.width
-    size = 3 * len(names) * width
-    others = np.flatnonzero(queue >= 0)
-    key = row[others].astype(np.int64) * size + queue[others]
-    used = np.zeros(rows * size, np.bool_)
-    used[key] = True
-    number = np.cumsum(used) + rows - 1
-    stream = row.astype(np.int64)
-    stream[others] = number[key]
-    table = [Stream(r, StreamKind.COMPUTE, "compute") for r in range(rows)]
-    for value in np.flatnonzero(used).tolist():
-        r, rest = divmod(value, size)
-        kind, rest = divmod(rest, len(names) * width)
-        name, tail = divmod(rest, width)
-        if kind == StreamKind.COMPUTE:  # the first third of a row's queues, which is not for messages
-            table.append(Stream(r, StreamKind.COLLECTIVE, names[name]))
-        else:
-            peer, back = divmod(tail, 2)
-            end = "send>" if kind == StreamKind.SEND else "recv<"
-            table.append(Stream(r, StreamKind(kind), f"{end}{peer}.{'FB'[back]}"))
-    return stream, tuple(table)
-
-
-def _receives(messages: Messages, stream: Ints, rank: Ints) -> tuple[Ints, Ints]:
-    """A receive is posted when the consumer ``LOOK_AHEAD`` + 1 before its own has ended."""
-    recv, consumer = rank[messages.recv], rank[messages.consumer]
-    by = np.argsort(recv)
-    gap = LOOK_AHEAD + 1
-    later, earlier = by[gap:], by[:-gap]
-    same = stream[recv[later]] == stream[recv[earlier]]
-    return consumer[earlier[same]], recv[later[same]]
-
-
-def _prefetches(synced: Synced, ahead: int, stream: Ints, start: Ints, rank: Ints) -> tuple[Ints, Ints]:
-    """A gather starts when compute is about to use the one ``ahead`` before it."""
-    if not len(synced.gathers.unit):
-        return NONE, NONE
-    gather, user = rank[synced.gathers.unit], rank[synced.first]
-    by = np.argsort(gather)
-    later, earlier = gather[by[ahead:]], gather[by[:-ahead]]
-    target = user[by[:-ahead]]
-    ok = (stream[later] == stream[earlier]) & (target - 1 >= start[stream[target]])
-    return target[ok] - 1, later[ok]
-
-
-def _inner(step: Step, order: Order) -> Floats:
+def _inner(step: Step, form: Form) -> Floats:
     """Return the seconds a step of collectives inside compute actions, shape (rows, kinds)."""
-    runs = order.runs
-    if step.overlapped.any():
-        whole = np.flatnonzero(~step.overlapped)
-        phase, row, stage = order.phase[whole], order.row[whole], order.stage[whole]
-        runs = runs_of(phase, row, stage, len(step.rows), step.stages.count)
-    return np.asarray(sum(runs[phase] @ seconds for phase, seconds in step.inner.items()), np.float64)
+    return np.asarray(sum(form.runs[phase] @ seconds for phase, seconds in step.inner.items()), np.float64)

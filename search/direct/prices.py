@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -59,9 +61,10 @@ class Prices:
     def __init__(self, kinds: Kinds, cost: CostModel, gpus_per_node: int) -> None:
         self.kinds, self.cost, self.gpus_per_node = kinds, cost, gpus_per_node
         self._collective: dict[tuple[object, ...], float] = {}
-        self._send: dict[tuple[object, ...], float] = {}
+        self._sends: dict[Mesh, dict[tuple[float, int, int], float]] = {}
         self._compute: dict[tuple[object, ...], Floats] = {}
         self._talks: dict[tuple[object, ...], tuple[Talk, ...]] = {}
+        self.ways = lru_cache(maxsize=1024)(self._ways)
         self._present = [int(kind) for kind in dict.fromkeys(kinds.region.tolist())]
         self._present.sort()
         self._region_of_kind = [REGIONS.index(chunk.region) for chunk in kinds.chunks]
@@ -82,13 +85,17 @@ class Prices:
             slowest = max(slowest, known)
         return slowest
 
-    def send(self, size: float, mesh: Mesh, rows: tuple[tuple[int, ...], ...], a: int, b: int) -> float:
-        """Return the seconds of a message from row ``a`` to row ``b``."""
-        key = (size, mesh, a, b)
-        known = self._send.get(key)
-        if known is None:
-            known = self._send[key] = self.cost.send_s(size, rows[a], rows[b])
-        return known
+    def sends(
+        self, mesh: Mesh, rows: tuple[tuple[int, ...], ...], messages: Iterable[tuple[float, int, int]]
+    ) -> list[float]:
+        """Return the seconds of messages of so many bytes from one row to another."""
+        known, found = self._sends.setdefault(mesh, {}), list[float]()
+        for each in messages:
+            if each not in known:
+                size, a, b = each
+                known[each] = self.cost.send_s(size, rows[a], rows[b])
+            found.append(known[each])
+        return found
 
     def compute(self, division: Division, phase: Phase, policy: Recompute = Recompute.FULL) -> Floats:
         """Return the seconds of a phase of each kind of chunk, shape (kinds,)."""
@@ -106,7 +113,7 @@ class Prices:
             )
         return known
 
-    def ways(self, mesh: Mesh, rows: int) -> tuple[list[int], list[RowGroups]]:
+    def _ways(self, mesh: Mesh, rows: int) -> tuple[list[int], list[RowGroups]]:
         """Return in which way each row lies on nodes, and the groups of each way."""
         found: dict[tuple[object, ...], int] = {}
         way, groups = list[int](), list[RowGroups]()

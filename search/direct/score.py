@@ -14,7 +14,7 @@ from search.cost.software import OWN
 from search.direct.kinds import kinds_of
 from search.direct.memory import memory
 from search.direct.order import Order, family_order, order_of
-from search.direct.plan import Built, build
+from search.direct.plan import Builder, Built
 from search.direct.prices import Prices
 from search.direct.shape import Steps
 from search.evaluate import Evaluation, score
@@ -33,11 +33,12 @@ class Direct:
         sync: Sync = Sync.GLOBAL_NORM,
     ) -> None:  # fmt: skip
         self.architecture, self.model, self.cluster, self.cost = architecture, model, cluster, cost
-        self.bounds, self.sync = bounds, sync
+        self.bounds = bounds
         kinds = kinds_of(model)
-        self.steps = (
-            None if kinds is None else Steps(kinds, Prices(kinds, cost, cluster.gpus_per_node), model.dtype_bytes)
-        )
+        self.steps: Steps | None = None
+        if kinds is not None:
+            self.steps = Steps(kinds, Prices(kinds, cost, cluster.gpus_per_node), model.dtype_bytes)
+            self.builder = Builder(self.steps.prices, sync)
         self._flops = architecture.model_flops_per_token(model.seq_len)
 
     def covers(self, config: Configuration) -> bool:
@@ -61,12 +62,13 @@ class Direct:
 
         Raises:
             InfeasibleError: the list scheduler finds no order that keeps the memory of some row.
+            PlanError: the plan would not run.
         """
         assert self.steps is not None
         counts, _ = self.bounds.costs.of(config)
         bucket = self.bounds.bucket_mib(config.tp, config.ep, config.bucket)
         order = order or self.order(config)
-        return build(self.steps.of(config, counts, bucket, order), order, self.steps.prices, self.sync)
+        return self.builder.build(self.steps.of(config, counts, bucket, order.phases), order)
 
     def order(self, config: Configuration) -> Order:
         """Return the order of a configuration's compute."""
@@ -97,11 +99,11 @@ class Direct:
         """Simulate a configuration, under its own order unless one is given, and count its memory.
 
         Raises:
-            InfeasibleError: as :meth:`build`; PlanError: the plan would not run.
+            InfeasibleError, PlanError: as :meth:`build`.
         """
         built = self.build(config, order)
         seconds = with_hosts(built.plan, built.seconds, self.cost.host_s)
-        simulation = simulate(built.plan, seconds, slowdown=self.cost.overlap_slowdown)
+        simulation = simulate(built.lowered, seconds, slowdown=self.cost.overlap_slowdown)
         used = memory(built, simulation, self.cluster.device, self.model.dtype_bytes)
         sequences = float(config.dp * config.micro_batch * config.num_microbatches)
         found = score(

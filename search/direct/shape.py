@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Hashable
+from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import numpy as np
@@ -14,20 +15,14 @@ from piper_core.schedule.grid import Layout, rows_of_stage
 from search.cost.memory import GATHERED
 from search.cost.software import BLOCKS, Software
 from search.direct.buckets import Buckets, make_buckets
-from search.direct.groups import Shape, first_members, pair_groups, row_groups
+from search.direct.groups import RowGroups, Shape, first_members, pair_groups, row_groups
 from search.direct.kinds import REGIONS, Kinds
-from search.direct.order import Order
-from search.direct.overlap import Opened, StageNodes
 from search.direct.pieces import (
     Held,
     PhaseNodes,
-    Pieces,
     Stages,
-    cuts_of,
     inner_seconds,
-    opened_pieces,
     phase_nodes,
-    pieces_of,
 )
 from search.direct.prices import Division, Prices
 from search.generators.recipe import SHARED
@@ -65,12 +60,12 @@ class Tie:
 class Step:
     """A configuration's step, whatever its order.
 
-    ``pieces[phase]`` are its macro actions whole and cut (``cut`` (M,) says which are), and where the order has overlap
-    groups in which one talks (``overlapped`` (M,) are their members), both opened; ``inner[phase]`` (S, kinds) the
-    seconds of collectives inside macro actions. ``rows_of`` are the rows of each stage. ``shared`` (B,) says which
-    buckets are synchronised.
-    ``update`` (S,) seconds. ``streams`` are the names of queues beside messages, as the directives add them;
-    ``message_bytes`` (S,) is what a stage hands to the next one.
+    ``inner[phase]`` (S, kinds) are the seconds of collectives inside macro actions, ``held`` what chunks hold.
+    ``rows_of`` are the rows of each stage. ``shared`` (B,) says which buckets are synchronised. ``update`` (S,)
+    seconds. ``streams`` are the names of queues beside messages, as the directives add them;
+    ``message_bytes`` (S,) is what a stage hands to the next one. Under one order, steps of one model whose ``form`` is
+    equal have the same pieces, buckets and collectives in the same places, whatever these take and hold, as long as no
+    overlap group is opened and no bucket gathered for each use; else those also whose ``inside`` is.
     """
 
     config: Configuration
@@ -81,9 +76,7 @@ class Step:
     buckets: Buckets
     sync: Sync
     shared: Mask
-    pieces: dict[Phase, tuple[Pieces, ...]]
-    cut: Mask
-    overlapped: Mask
+    held: Held
     nodes: dict[Phase, PhaseNodes]
     inner: dict[Phase, Floats]
     update: Floats
@@ -91,6 +84,8 @@ class Step:
     streams: tuple[str, ...]
     message_bytes: Floats
     software: Software
+    form: tuple[Hashable, ...]
+    inside: tuple[Hashable, ...]
 
 
 def stages_of(kinds: Kinds, counts: tuple[int, ...], policy: str, way: Ints) -> Stages:
@@ -145,34 +140,13 @@ class Steps:
 
     def __init__(self, kinds: Kinds, prices: Prices, dtype_bytes: int) -> None:
         self.kinds, self.prices, self.dtype_bytes = kinds, prices, dtype_bytes
-        self.opened: dict[StageNodes, Opened] = {}
         self.buckets = lru_cache(maxsize=1024)(partial(make_buckets, kinds))
-        self.unordered = lru_cache(maxsize=16)(self._unordered)
+        self.groups = lru_cache(maxsize=1024)(self._groups)
 
-    def of(self, config: Configuration, counts: tuple[int, ...], bucket_mib: int, order: Order) -> Step:
-        """Return the step of a configuration with so many layers a stage under an order."""
-        plain = replace(config, num_microbatches=1, order="family")
-        step, segments, held = self.unordered(plain, counts, bucket_mib, order.phases)
-        stages = step.stages
-        overlapped, cut_here = _overlapped(order, step.nodes, stages), _cut(order, config.zero)
-        pieces = dict(step.pieces)
-        for phase in order.phases:
-            mine = np.flatnonzero(overlapped & (order.phase == phase))
-            if not len(mine):
-                continue
-            for cut in (False, True):
-                chosen = np.zeros(stages.count, np.bool_)
-                chosen[order.stage[mine[cut_here[mine] == cut]]] = True
-                segment = segments[phase][-1 if cut else 0]
-                opened = opened_pieces(self.kinds, stages, phase, step.nodes[phase], segment, held, chosen, self.opened)
-                pieces[phase] = (*pieces[phase], opened)
-        return replace(step, config=config, pieces=pieces, cut=cut_here, overlapped=overlapped)
-
-    def _unordered(
+    def of(
         self, config: Configuration, counts: tuple[int, ...], bucket_mib: int, phases: tuple[Phase, ...]
-    ) -> tuple[Step, dict[Phase, list[Ints]], Held]:
-        """Return what no order and no number of microbatches changes: the step, where macro actions of each phase are
-        cut, and what chunks hold."""
+    ) -> Step:  # fmt: skip
+        """Return the step of a configuration with so many layers a stage, of which some phases occur."""
         kinds, prices, mesh = self.kinds, self.prices, mesh_of(config)
         division = Division(config.tp, config.ep, config.cp, config.sequence_parallel, config.micro_batch)
         rows_of = rows_of_stage(config.layout, config.pp, config.virtual_stages)
@@ -191,27 +165,28 @@ class Steps:
             if not context_only or t.exchange.axis is Axis.CONTEXT
         )
         again = prices.compute(division, Phase.R, stages.policy)
-        pieces: dict[Phase, tuple[Pieces, ...]] = {}
-        nodes, inner, cuts = dict[Phase, PhaseNodes](), dict[Phase, Floats](), dict[Phase, list[Ints]]()
+        nodes, inner = dict[Phase, PhaseNodes](), dict[Phase, Floats]()
         for phase in phases:
             compute = prices.compute(division, phase)
             found = nodes[phase] = phase_nodes(kinds, stages, phase, compute, talks[phase], again, repeated)
             inner[phase] = inner_seconds(found, stages)
-            segment = cuts_of(buckets, kinds, stages, config.zero, shared, phase)
-            cuts[phase] = [np.zeros_like(segment), *([segment] if segment.any() else [])]
-            some = [pieces_of(kinds, stages, phase, found, each, held) for each in cuts[phase]]
-            some += some[-1:] * (len(some) % 2)
-            pieces[phase] = tuple(some)
-        none: Mask = np.zeros(0, np.bool_)
         share = float(division.micro_batch) / config.cp / (config.tp if config.sequence_parallel else 1)
         boundary = kinds.boundary_bytes[np.asarray(stages.ends[1:]) - 1] * share
-        step = Step(
-            config, mesh, ranks_of(mesh).rows, rows_of, stages, buckets, sync, shared, pieces, none, none, nodes, inner,
-            self._update(config, buckets, sync, stages.count),
-            self._ties(config, mesh, rows_of, buckets, sync), streams_of(config, division, bool(shared.any())),
-            boundary, prices.cost.software,
+        ties = self._ties(config, mesh, rows_of, buckets, sync)
+        streams = streams_of(config, division, bool(shared.any()))
+        form = (
+            phases, rows_of, stages.ends, buckets.form, shared.tobytes(), config.zero, config.prefetch, config.streams,
+            tuple((tie.name, tie.stage, tie.bucket, tie.late) for tie in ties),
         )  # fmt: skip
-        return step, cuts, held
+        inside = (
+            stages.policy, stages.again.tobytes(), streams,
+            tuple(tuple((t.region, t.shard, t.exchange) for t in some) for some in (*talks.values(), repeated)),
+        )  # fmt: skip
+        return Step(
+            config, mesh, ranks_of(mesh).rows, rows_of, stages, buckets, sync, shared, held, nodes, inner,
+            self._update(config, buckets, sync, stages.count),
+            ties, streams, boundary, prices.cost.software, form, inside,
+        )  # fmt: skip
 
     def _sync(self, config: Configuration, mesh: Mesh, rows_of: tuple[tuple[int, ...], ...], buckets: Buckets) -> Sync:
         """Return what synchronising each bucket takes."""
@@ -221,7 +196,7 @@ class Steps:
         kind = Collective.REDUCE_SCATTER if config.zero and not group else Collective.ALL_REDUCE
         width = self.dtype_bytes if each else software.gradient_bytes
         ranks, seconds = np.zeros(len(buckets), np.int64), np.zeros((2, len(buckets)))
-        held = [row_groups(mesh, rows, self.prices.gpus_per_node) for rows in rows_of]
+        held = self.groups(mesh, rows_of)
         columns = (buckets.stage.tolist(), buckets.expert.tolist(), buckets.numel.tolist())
         known: dict[tuple[tuple[Shape, ...], int], tuple[int, float, float]] = {}
         for k, (stage, expert, size) in enumerate(zip(*columns, strict=True)):
@@ -239,6 +214,10 @@ class Steps:
         numel = buckets.numel.astype(np.float64)
         sizes = numel * width, numel * self.dtype_bytes
         return Sync(ranks, seconds[0], sizes[0], seconds[1], sizes[1])
+
+    def _groups(self, mesh: Mesh, rows_of: tuple[tuple[int, ...], ...]) -> list[RowGroups]:
+        """Return the groups of the rows of each stage."""
+        return [row_groups(mesh, rows, self.prices.gpus_per_node) for rows in rows_of]
 
     def _update(self, config: Configuration, buckets: Buckets, sync: Sync, stages: int) -> Floats:
         """Return the seconds of the optimiser step of each stage."""
@@ -281,23 +260,3 @@ def streams_of(config: Configuration, division: Division, synchronised: bool) ->
 def shard_stream(config: Configuration, kind: ShardKind) -> str:
     """Return the queue of the collectives of a kind of sharding."""
     return SHARED if kind is ShardKind.EXPERT and config.streams == "all" else str(kind)
-
-
-def _cut(order: Order, zero: int) -> Mask:
-    """Return which macro actions are cut, shape (M,), since collectives of buckets need it: each under ZeRO-3, and
-    after ZeRO-2's reductions; else the first forward of a stage and its last whole or weight backward."""
-    cut: Mask = np.asarray([zero == 3, zero >= 2, zero == 3, zero >= 2])[order.phase]
-    cut[order.first_of] = cut[order.last_of] = True
-    return cut
-
-
-def _overlapped(order: Order, nodes: dict[Phase, PhaseNodes], stages: Stages) -> Mask:
-    """Return which macro actions are in an overlap group of which some member communicates inside, shape (M,)."""
-    if not order.grouped:
-        return np.zeros(len(order), np.bool_)
-    talks = np.zeros((4, stages.count), np.bool_)
-    for phase, found in nodes.items():
-        talks[phase, stages.of[found.chunk[found.talk >= 0]]] = True
-    group = np.arange(len(order)) - order.turn
-    some = np.bincount(group, weights=talks[order.phase, order.stage], minlength=len(order)) > 0
-    return np.asarray(some[group] & (order.among > 1))

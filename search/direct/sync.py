@@ -8,11 +8,10 @@ import numpy as np
 
 from piper_core.ir.action import ActionKind
 from piper_core.ir.dag import Ints
-from piper_core.names import Collective, Phase, Sync
+from piper_core.names import Phase, Sync
 from piper_core.schedule.plan import CODE
 from search.direct.draft import NO_USES, NONE, Draft, Uses
-from search.direct.groups import everyone
-from search.direct.prices import Prices
+from search.direct.tariff import NOTHING
 from search.generators.recipe import SHARED
 from search.simulator.lower import COMM_KINDS, CommKind
 
@@ -92,7 +91,7 @@ class _Syncs:
             np.maximum.at(common, bucket, place)
             place = common[bucket]
         unit = draft.columns.add(
-            len(macro), place + 0.5 + self.part[bucket], self.step.sync.reduce[bucket],
+            len(macro), place + 0.5 + self.part[bucket], price=draft.prices.reduce + bucket,
             kind=CODE[ActionKind.REDUCE_SCATTER if self.zero else ActionKind.ALL_REDUCE], stage=stage[bucket],
             microbatch=microbatch, bucket=bucket, row=row, queue=self.queues[0], line=self.lines[0][which], comm=REDUCE,
         )  # fmt: skip
@@ -100,7 +99,7 @@ class _Syncs:
         if self.zero < 2:
             return NO_USES, Reduced(unit, bucket, row)
         last = macro == order.last_of[stage[bucket]]
-        uses = Uses(unit, draft.user(macro, bucket, "began"), self.step.sync.reduce_bytes[bucket])
+        uses = Uses(unit, draft.user(macro, bucket, "began"), bucket)
         return uses, Reduced(unit[last], bucket[last], row[last])
 
     def gather_once(self) -> None:
@@ -112,7 +111,7 @@ class _Syncs:
         common = np.full(len(self.buckets), np.inf)
         np.minimum.at(common, bucket, draft.macros.place[user])
         unit = draft.columns.add(
-            len(macro), common[bucket] + self.part[bucket], self.step.sync.gather[bucket],
+            len(macro), common[bucket] + self.part[bucket], price=draft.prices.gather + bucket,
             kind=CODE[ActionKind.ALL_GATHER], stage=self.buckets.stage[bucket], bucket=bucket, row=order.row[macro],
             queue=self.queues[1], line=self.lines[1][which], comm=GATHER,
         )  # fmt: skip
@@ -130,16 +129,16 @@ class _Syncs:
         verbs = CODE[ActionKind.ALL_GATHER_F], CODE[ActionKind.ALL_GATHER_B]
         first, last = draft.user(macro, bucket, "first"), draft.user(macro, bucket, "last")
         unit = draft.columns.add(
-            len(macro), draft.macros.place[first] + self.part[bucket], self.step.sync.gather[bucket],
+            len(macro), draft.macros.place[first] + self.part[bucket], price=draft.prices.gather + bucket,
             kind=np.where(order.phase[macro] == Phase.F, *verbs), queue=self.queues[1], line=self.lines[1][which],
             comm=GATHER, **common,
         )  # fmt: skip
         draft.link(unit, first)
         free = draft.columns.add(
-            len(macro), draft.macros.place[last] + 0.25 + self.part[bucket] / 4, 0.0, kind=CODE[ActionKind.FREE],
-            **common,
+            len(macro), draft.macros.place[last] + 0.25 + self.part[bucket] / 4, price=NOTHING,
+            kind=CODE[ActionKind.FREE], **common,
         )  # fmt: skip
-        return Uses(unit, free, self.step.sync.gather_bytes[bucket]), first
+        return Uses(unit, free, bucket), first
 
 
 def add_syncs(draft: Draft) -> Synced:
@@ -157,7 +156,7 @@ def add_syncs(draft: Draft) -> Synced:
     return Synced(reductions, gathers, first, reduced, syncs.count)
 
 
-def close_step(draft: Draft, synced: Synced, prices: Prices, sync: Sync) -> None:
+def close_step(draft: Draft, synced: Synced, sync: Sync) -> None:
     """Add tie reductions and the norm, and what updates wait for, as ``passes.update`` does."""
     step, order, reduced = draft.step, draft.order, synced.reduced
     lines = order.hops.channels + synced.lines
@@ -165,21 +164,20 @@ def close_step(draft: Draft, synced: Synced, prices: Prices, sync: Sync) -> None
     ties = [(tie, names.setdefault(tie.name, len(names))) for tie in step.ties]
     norm: Ints = NONE
     if sync is not Sync.NONE:
-        groups = everyone(sum(map(len, step.rows)), prices.gpus_per_node)
         norm = draft.columns.add(
-            draft.rows, 0.0, prices.outer(Collective.ALL_REDUCE, 4.0, groups), kind=CODE[ActionKind.NORM], stage=0,
-            row=np.arange(draft.rows), queue=len(step.streams) * draft.width, line=lines + len(names), comm=NORM,
+            draft.rows, 0.0, price=draft.prices.norm, kind=CODE[ActionKind.NORM], stage=0, row=np.arange(draft.rows),
+            queue=len(step.streams) * draft.width, line=lines + len(names), comm=NORM,
         )  # fmt: skip
         draft.link(draft.unit(order.end, "final"), norm)
         draft.link(reduced.unit, norm[reduced.row])
         if sync is Sync.GLOBAL_NORM:
             draft.link(norm[order.holder_row], draft.updates)
-    for tie, line in ties:
+    for number, (tie, line) in enumerate(ties):
         row = step.rows_of[tie.stage][0]
         holder = order.holder[row : row + 1, tie.stage]
         unit = draft.columns.add(
-            1, draft.end + step.stages.count, tie.seconds, kind=CODE[ActionKind.ALL_REDUCE], stage=tie.stage,
-            bucket=tie.bucket, row=row, queue=0, line=lines + line, comm=TIE,
+            1, draft.end + step.stages.count, price=draft.prices.tie + number, kind=CODE[ActionKind.ALL_REDUCE],
+            stage=tie.stage, bucket=tie.bucket, row=row, queue=0, line=lines + line, comm=TIE,
         )  # fmt: skip
         own = reduced.unit[reduced.bucket == tie.bucket]
         if tie.late:  # after the reductions of single microbatches

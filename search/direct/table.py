@@ -13,6 +13,7 @@ from piper_core.schedule.plan import CODE
 from search.direct.order import Order
 from search.direct.pieces import Pieces
 from search.direct.shape import Step, shard_stream
+from search.direct.sliced import Sliced
 
 CODE_OF_PHASE = np.asarray([CODE[ActionKind(name)] for name in ("F", "B", "BI", "BW")], np.int64)
 VERBS = np.asarray([[CODE[ActionKind(f"{verb}_{way}")] for way in "BF"] for verb in ("COMM", "ALL_TO_ALL")])
@@ -34,7 +35,6 @@ class Table:
     what communication it is (``comm``, -1: none).
     """
 
-    sets: dict[Phase, tuple[Pieces, ...]]
     start: Ints
     count: Ints
     enter: Ints
@@ -48,12 +48,8 @@ class Table:
     queue: Ints
     comm: Ints
 
-    def column(self, name: str) -> Floats:
-        """Return a column of all pieces."""
-        return np.concatenate([getattr(each, name) for some in self.sets.values() for each in some])
 
-
-def table_of(step: Step) -> Table:
+def table_of(step: Step, sliced: Sliced) -> Table:
     """Return the table of a step's pieces."""
     buckets, stages = step.buckets, step.stages
     start, count, enter, leave, final = np.zeros((5, 4, VARIANTS, stages.count), np.int64)
@@ -62,12 +58,12 @@ def table_of(step: Step) -> Table:
     again, low = stages.again[buckets.parts], np.asarray(stages.ends[:-1])
     codes, queues, comms = list[Ints](), list[Ints](), list[Ints]()
     at = 0
-    for phase, some in step.pieces.items():
+    for phase, some in sliced.pieces.items():
         for variant, each in enumerate(some):
             here = phase, variant
             start[here], count[here], enter[here], leave[here] = at + each.first, each.count, each.enter, each.leave
             final[here] = each.of[low] - each.first
-            at += len(each.seconds)
+            at += len(each)
             base = each.first[buckets.stage]
             lows, highs = each.of[buckets.low] - base, each.of[buckets.high] - base
             began[here] = highs
@@ -83,7 +79,7 @@ def table_of(step: Step) -> Table:
             queues.append(queue)
             comms.append(comm)
     columns = (np.concatenate(each) for each in (codes, queues, comms))
-    return Table(step.pieces, start, count, enter, leave, final, first, last, began, forward, *columns)
+    return Table(start, count, enter, leave, final, first, last, began, forward, *columns)
 
 
 def _actions(step: Step, phase: Phase, pieces: Pieces) -> tuple[Ints, Ints, Ints]:
@@ -116,9 +112,9 @@ class Macros:
     place: Floats
 
 
-def macros_of(step: Step, order: Order, table: Table) -> Macros:
+def macros_of(sliced: Sliced, order: Order, table: Table) -> Macros:
     """Place the macro actions of an order; members of an overlap group take turns."""
-    variant = step.cut * CUT + step.overlapped * OPENED
+    variant = sliced.cut * CUT + sliced.overlapped * OPENED
     where = order.phase, variant, order.stage
     pieces = table.count[where]
     base = np.cumsum(pieces) - pieces
@@ -126,16 +122,35 @@ def macros_of(step: Step, order: Order, table: Table) -> Macros:
     local = np.arange(len(macro)) - base[macro]
     scale = 2.0 * (int(pieces.max()) + 1)
     place = np.asarray(order.position[macro] * scale + local, np.float64)
-    turns = np.flatnonzero(step.overlapped[macro])
-    if len(turns):
-        computes = np.cumsum(table.queue[table.start[where][macro] + local] < 0)
-        before = np.concatenate([[0], computes])[base]
-        past = 2 * (computes - before[macro]) - 1
-        halves = 2 * (np.concatenate([before[1:], computes[-1:]]) - before)
-        mine = macro[turns]
-        first = order.row[mine].astype(np.int64) * (int(order.position.max()) + 1) + order.group[mine]
-        by = np.lexsort((local[turns], order.turn[mine], past[turns] / halves[mine], first))
-        starts = np.flatnonzero(np.r_[True, first[by][1:] != first[by][:-1]])
-        rank = np.arange(len(by)) - np.repeat(starts, np.diff(np.r_[starts, len(by)]))
-        place[turns[by]] = order.group[mine[by]] * scale + rank
+    if sliced.overlapped.any():
+        _take_turns(sliced, order, table, variant, base, place, scale)
     return Macros(variant, base, macro, table.start[where][macro] + local, place)
+
+
+def _take_turns(
+    sliced: Sliced, order: Order, table: Table, variant: Ints, base: Ints, place: Floats, scale: float
+) -> None:
+    """Place the pieces of overlap groups: members take turns, each as far as the share of its compute that it has done.
+
+    Groups of the same macro actions are alike, and are placed together.
+    """
+    members = np.flatnonzero(sliced.overlapped)
+    heads = members[order.turn[members] == 0]
+    what = (order.phase[members] * VARIANTS + variant[members]) * int(order.stage.max() + 1) + order.stage[members]
+    alike: dict[tuple[int, ...], list[int]] = {}
+    kinds, at = what.tolist(), np.searchsorted(members, heads).tolist()
+    for head, low, size in zip(heads.tolist(), at, order.among[heads].tolist(), strict=True):
+        alike.setdefault(tuple(kinds[low : low + size]), []).append(head)
+    for some in alike.values():
+        parts = range(some[0], some[0] + int(order.among[some[0]]))
+        starts = [int(table.start[order.phase[m], variant[m], order.stage[m]]) for m in parts]
+        counts = [int(table.count[order.phase[m], variant[m], order.stage[m]]) for m in parts]
+        shares, turns = list[Floats](), np.repeat(np.arange(len(counts)), counts)
+        for start, count in zip(starts, counts, strict=True):
+            computes = np.cumsum(table.queue[start : start + count] < 0)
+            shares.append((2 * computes - 1) / (2 * computes[-1]))
+        local = np.concatenate([np.arange(count) for count in counts])
+        by = np.lexsort((local, turns, np.concatenate(shares)))
+        first = np.asarray(some)
+        units = (base[first][:, None] + np.arange(len(local))[by]).ravel()
+        place[units] = (order.group[first][:, None] * scale + np.arange(len(local))).ravel()

@@ -87,21 +87,35 @@ def longest_path(duration: Any, first: Any, targets: Any, begin: Any, finish: An
 
 
 def exposed(
-    floor: Any, until: Any, cause: Any, row: Any, comm: Any, started: Any, causes: Any, kinds: int, found: Any
-) -> None:
+    floor: Any, until: Any, waiter: Any, row: Any, starts: Any, ends: Any, comm: Any, of: Any, heads: Any,
+    wait_start: Any, waits: Any, member_first: Any, members: Any, kinds: int, found: Any,
+) -> None:  # fmt: skip
     """Add up the seconds in which compute waits for communication, by row and kind.
 
-    Of each idle time: from when (``floor``) until when, the transaction that ended it (``cause``, -1: none), the row.
-    Of each transaction: what communication it is (-1: none), when it started, and what it waited for last (``causes``).
+    Of each idle time: from when (``floor``) until when, the transaction that it ended with (``waiter``), its row. Of
+    each transaction: when it ``starts`` and ``ends``, its actions. Of each action: what communication it is (``comm``,
+    -1: none), its transaction, whether it is the first of its stream, what it waits for. A transaction waited last for
+    what ended as it started; of several, the first.
     """
     for i in range(len(floor)):
-        since, to, t = floor[i], until[i], cause[i]
-        while t >= 0 and to > since and comm[t] >= 0:
-            began = max(since, started[t])
+        since, to, t = floor[i], until[i], waiter[i]
+        while to > since:
+            cause = -1
+            for k in range(member_first[t], member_first[t + 1]):
+                a = members[k]
+                if not heads[a] and ends[of[a - 1]] == starts[t] and (cause < 0 or of[a - 1] < cause):
+                    cause = of[a - 1]
+                for w in range(wait_start[a], wait_start[a + 1]):
+                    other = of[waits[w]]
+                    if ends[other] == starts[t] and (cause < 0 or other < cause):
+                        cause = other
+            if cause < 0 or comm[members[member_first[cause]]] < 0:
+                break
+            t = cause
+            began = max(since, starts[t])
             if to > began:
-                found[row[i] * kinds + comm[t]] += to - began
+                found[row[i] * kinds + comm[members[member_first[t]]]] += to - began
             to = began
-            t = causes[t]
 
 
 def contended(
@@ -137,7 +151,9 @@ def contended(
     while True:
         if ended >= 0:
             n = ended
-            t = n % size
+            t = n
+            while t >= size:  # quicker than a division
+                t -= size
             ended = -1
             for k in range(first[t], first[t + 1]):
                 u = n - t + targets[k]
@@ -155,7 +171,9 @@ def contended(
         if stack > 0:  # start all that can
             stack -= 1
             n = ready[stack]
-            t = n % size
+            t = n
+            while t >= size:
+                t -= size
             begin[n] = now
             work = duration[t]
             if work <= 0.0:
@@ -207,14 +225,18 @@ def contended(
         count -= 1
         active[at] = active[count]
         ended = n
-        t = n % size
+        t = n
+        while t >= size:
+            t -= size
         if kind[t] == 1:
             row = members[member_first[t]]
             computing[row] = -1
             for k in range(row * width, row * width + talking[row]):
                 other = on_row[k]
                 pressed = False
-                o = other % size
+                o = other
+                while o >= size:
+                    o -= size
                 for j in range(member_first[o], member_first[o + 1]):
                     if computing[members[j]] >= 0:
                         pressed = True

@@ -69,7 +69,8 @@ class Lowered:
     Transactions are numbered in an order in which each follows those that it waits for. ``of`` (A,) is the
     transaction of each action; ``targets[first[t]:first[t + 1]]`` those that wait for t within a step,
     ``later[later_first[t]:...]`` those that wait for it in the next step; ``members[member_first[t]:...]`` its rows,
-    ``member_of[member_first[t]:...]`` its actions.
+    ``member_of[member_first[t]:...]`` its actions. ``row`` (A,) is the row of each action, ``heads`` (A,) whether it is
+    the first of its stream, ``computes`` (A,) whether that is a compute stream.
     """
 
     plan: Plan
@@ -81,6 +82,9 @@ class Lowered:
     member_first: Ints
     members: Ints
     member_of: Ints
+    row: Ints
+    heads: Mask
+    computes: Mask
 
     def __len__(self) -> int:
         return len(self.first) - 1
@@ -148,16 +152,20 @@ def lower_plan(plan: Plan) -> Lowered:
     waiting = np.repeat(np.arange(count), np.diff(plan.wait_start))
     src = np.concatenate([of[following - 1], of[plan.waits]])
     dst = np.concatenate([of[following], of[waiting]])
-    rank = _ranks(src, dst, size)
+    first, targets = by_source(src, dst, size)
+    order = _order(first, targets)
+    rank = np.empty(size, np.int32)
+    rank[order] = np.arange(size, dtype=np.int32)
     full = np.flatnonzero(np.diff(plan.start))
     heads, tails = plan.start[full], plan.start[full + 1] - 1
     gathers, updates = _head_gathers(plan, row)
     of = rank[of]
     before, later = of[np.concatenate([tails, updates])], of[np.concatenate([heads, gathers])]
     member_first, member_of = by_source(of, np.arange(count), size)
+    first, targets = _renumbered(first, targets, order, rank)
     return Lowered(
-        plan, of, *by_source(rank[src], rank[dst], size), *by_source(before, later, size), member_first,
-        row[member_of].astype(np.int32), member_of,
+        plan, of, first, targets, *by_source(before, later, size), member_first, row[member_of].astype(np.int32),
+        member_of, row, heading[:count], on_compute(plan),
     )  # fmt: skip
 
 
@@ -203,14 +211,23 @@ def by_source(src: Ints, dst: Ints, size: int) -> tuple[Ints, Ints]:
     return first, dst[stable(src, size)].astype(np.int32)
 
 
-def _ranks(src: Ints, dst: Ints, size: int) -> Ints:
-    """Return the place of each transaction in an order in which all edges point forward.
+def _renumbered(first: Ints, targets: Ints, order: Ints, rank: Ints) -> tuple[Ints, Ints]:
+    """Return edges by source once each transaction is numbered by its ``rank``, its place in ``order``."""
+    counts = np.diff(first)[order]
+    begin = np.zeros_like(first)
+    np.cumsum(counts, out=begin[1:])
+    at = np.arange(len(targets)) + np.repeat(first[:-1][order] - begin[:-1], counts)
+    return begin, rank[targets[at]]
+
+
+def _order(first: Ints, targets: Ints) -> Ints:
+    """Return the transactions in an order in which all edges point forward.
 
     Raises:
         PlanError: ``deadlock``.
     """
-    first, targets = by_source(src, dst, size)
-    degree, order = np.bincount(dst, minlength=size).astype(np.int32), np.zeros(size, np.int32)
+    size = len(first) - 1
+    degree, order = np.bincount(targets, minlength=size).astype(np.int32), np.zeros(size, np.int32)
     loops = pick(0)
     if loops.compiled:
         count = loops.sort(first, targets, degree, order)
@@ -220,6 +237,4 @@ def _ranks(src: Ints, dst: Ints, size: int) -> Ints:
         order = np.asarray(listed, np.int32)
     if count < size:
         raise PlanError("deadlock", "the plan cannot be simulated, because some of its actions wait for each other")
-    rank = np.empty(size, np.int32)
-    rank[order] = np.arange(size, dtype=np.int32)
-    return rank
+    return order

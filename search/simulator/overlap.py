@@ -9,8 +9,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from piper_core.ir.dag import Floats, Ints
-from search.simulator.loops import COMPUTES, CONTENDS, pick
-from search.simulator.lower import COMM_KINDS, ActionSeconds, CommKind, Lowered, on_compute, row_of
+from piper_core.schedule.plan import StreamKind
+from search.simulator.loops import COMPUTES, CONTENDS, FREE, pick
+from search.simulator.lower import COMM_KINDS, ActionSeconds, CommKind, Lowered
 
 CONTENDING = np.asarray([kind not in (CommKind.PIPELINE, CommKind.NORM) for kind in COMM_KINDS])
 """Which kinds of communication contend with compute, by index into ``COMM_KINDS``: collectives, whose kernels take
@@ -18,31 +19,44 @@ multiprocessors and memory bandwidth. Messages are copies between two devices, a
 
 Run: TypeAlias = tuple[Floats, Floats]
 """When each transaction of one step starts and ends, shape (T,)."""
+SOME = 64
+"""Collectives of a stream that are looked at before the others: where any contends, one of them does as a rule."""
+_CONTENDS = np.append(CONTENDING, False)  # -1, what is no communication, is its last
 
 
 def kinds(lowered: Lowered, seconds: ActionSeconds) -> Ints:
     """Return what each transaction is to contention, shape (T,)."""
     kind = np.zeros(len(lowered), np.int32)
-    kind[lowered.of[(seconds.comm >= 0) & CONTENDING[seconds.comm]]] = CONTENDS
-    kind[lowered.of[on_compute(lowered.plan) & (lowered.plan.line < 0)]] = COMPUTES
+    kind[lowered.of[_CONTENDS[seconds.comm]]] = CONTENDS
+    kind[lowered.of[lowered.computes & (lowered.plan.line < 0)]] = COMPUTES
     return kind
 
 
 def contends(lowered: Lowered, kind: Ints, duration: Floats, runs: Sequence[Run]) -> bool:
     """Return whether, in runs without contention, a collective ever overlaps compute of one of its rows."""
-    of, row = lowered.of, row_of(lowered.plan)
-    computing = np.flatnonzero((kind[of] == COMPUTES) & (duration[of] > 0))
-    talking = np.flatnonzero((kind[of] == CONTENDS) & (duration[of] > 0))
-    for r in range(len(lowered.plan.rows) if len(talking) else 0):
-        mine, other = of[computing[row[computing] == r]], of[talking[row[talking] == r]]
-        if not (len(mine) and len(other)):
-            continue
-        starts, ends = (np.concatenate([run[i][mine] for run in runs]) for i in (0, 1))  # in order, as they run
-        low, high = (np.concatenate([run[i][other] for run in runs]) for i in (0, 1))
-        # compute intervals are disjoint: one overlaps where more start before the collective's end than end before it
-        if (np.searchsorted(starts, high, "left") > np.searchsorted(ends, low, "right")).any():
-            return True
+    plan, what = lowered.plan, np.where(duration > 0, kind, FREE)
+    queues = [lowered.of[low:high] for low, high in pairwise(plan.start.tolist())]
+    computing = {
+        stream.row: queue[what[queue] == COMPUTES]
+        for stream, queue in zip(plan.streams, queues, strict=True) if stream.kind is StreamKind.COMPUTE
+    }  # fmt: skip
+    for stream, queue in zip(plan.streams, queues, strict=True):
+        if stream.kind is StreamKind.COLLECTIVE and stream.row in computing:
+            talking = queue[what[queue] == CONTENDS]
+            for some in (talking[:SOME], talking[SOME:]):
+                if any(_meet(run, computing[stream.row], some) for run in runs):
+                    return True
     return False
+
+
+def _meet(run: Run, computing: Ints, talking: Ints) -> bool:
+    """Return whether in a run some of ``talking`` overlaps some of ``computing``, which are disjoint and in order: then
+    more of these start before its end than end before it."""
+    if not (len(computing) and len(talking)):
+        return False
+    starts, ends = (times[computing] for times in run)
+    low, high = (times[talking] for times in run)
+    return bool((np.searchsorted(starts, high, "left") > np.searchsorted(ends, low, "right")).any())
 
 
 def longest_path_runs(lowered: Lowered, duration: Floats, steps: int) -> list[Run]:
@@ -97,9 +111,11 @@ def overlapped_runs(lowered: Lowered, kind: Ints, duration: Floats, slowdown: fl
     def take(column: Any) -> Any:
         return column if loops.compiled else column.tolist()
 
-    def room(n: int, value: Any = 0) -> Any:
-        kept: Any = np.float64 if isinstance(value, float) else np.int32
-        return np.full(n, value, kept) if loops.compiled else [value] * n
+    def room(n: int, value: int = 0) -> Any:
+        return np.full(n, value, np.int32) if loops.compiled else [value] * n
+
+    def times() -> Any:
+        return np.empty(total) if loops.compiled else [0.0] * total
 
     width = int(np.bincount([stream.row for stream in lowered.plan.streams], minlength=rows).max(initial=1))
     degree = np.bincount(lowered.targets, minlength=size).astype(np.int32)
@@ -108,10 +124,10 @@ def overlapped_runs(lowered: Lowered, kind: Ints, duration: Floats, slowdown: fl
         duration, kind, lowered.first, lowered.targets, lowered.later_first, lowered.later, degree, later_degree,
         lowered.member_first, lowered.members,
     )  # fmt: skip
-    begin, finish = room(total, 0.0), room(total, 0.0)
+    begin, finish = times(), times()
     loops.contended(
         size, steps, float(slowdown), *map(take, columns),
-        room(total), room(total, 0.0), room(total, 1.0), room(total, 0.0), finish, begin, room(total), room(total),
+        room(total), times(), times(), times(), finish, begin, room(total), room(total),
         room(rows, -1), room(rows), room(rows * width), width,
     )  # fmt: skip
     starts, ends = np.asarray(begin).reshape(steps, size), np.asarray(finish).reshape(steps, size)

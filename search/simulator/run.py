@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from piper_core.ir.action import Action
-from piper_core.ir.dag import Floats, Ints
+from piper_core.ir.dag import Floats
 from piper_core.ir.timeline import Event, Lane, Timeline
 from piper_core.names import Sync
 from piper_core.schedule.plan import KINDS, Plan, StreamKind
@@ -17,31 +17,29 @@ from search.simulator.lower import (
     ActionSeconds,
     Lowered,
     lower_plan,
-    on_compute,
     plain_seconds,
-    row_of,
     sums,
 )
-from search.simulator.overlap import contends, kinds, longest_path_runs, overlapped_runs
+from search.simulator.overlap import Run, contends, kinds, longest_path_runs, overlapped_runs
 
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
     """What a plan does when every action starts as early as the rendezvous rules let it.
 
-    Arrays are by action, shape (A,), in seconds from the start of the first step: ``start_s`` and ``end_s`` of the
-    first step, ``late_start_s`` and ``late_end_s`` of the last one simulated; ``step_time_s`` is the steady-state
-    period. Per row: ``busy_s`` of the compute stream in one step, inner collectives and updates included, and
-    ``contention_s``, how much of that is because collectives slow it.
+    Times are in seconds from the start of the first step. By action, shape (A,): ``start_s`` and ``end_s`` of the first
+    step. By transaction, shape (T,): when each starts and ends in the last step simulated (``late``), and ends in the
+    one before (``previous_end``). ``step_time_s`` is the steady-state period. Per row: ``busy_s`` of the compute stream
+    in one step, inner collectives and updates included, and ``contention_s``, how much of that is because collectives
+    slow it.
     """
 
     lowered: Lowered
     seconds: ActionSeconds
     start_s: Floats
     end_s: Floats
-    late_start_s: Floats
-    late_end_s: Floats
-    previous_end_s: Floats
+    late: Run
+    previous_end: Floats
     step_time_s: float
     makespan_s: float
     busy_s: Floats
@@ -51,6 +49,16 @@ class Simulation:
     def plan(self) -> Plan:
         """The plan that was simulated."""
         return self.lowered.plan
+
+    @property
+    def late_start_s(self) -> Floats:
+        """When each action starts in the last step simulated, shape (A,)."""
+        return self.late[0][self.lowered.of]
+
+    @property
+    def late_end_s(self) -> Floats:
+        """When each action ends in the last step simulated, shape (A,)."""
+        return self.late[1][self.lowered.of]
 
     @property
     def bubble_ratio(self) -> float:
@@ -64,23 +72,24 @@ class Simulation:
         that it waited for last counts, as far as it ran in that time; the rest is waiting for other
         rows' compute.
         """
-        plan, loops = self.plan, pick(0)
-        before = _Reasons(self)
+        plan, lowered, loops = self.plan, self.lowered, pick(0)
         floors, ends, indices = [np.zeros(0)], [np.zeros(0)], [np.zeros(0, np.int64)]
         for s, stream in enumerate(plan.streams):
             low, high = int(plan.start[s]), int(plan.start[s + 1])
             if stream.kind is not StreamKind.COMPUTE or low == high:
                 continue
-            start = self.late_start_s[low:high]
-            since = np.concatenate([self.previous_end_s[high - 1 : high], self.late_end_s[low : high - 1]])
+            mine = lowered.of[low:high]
+            start = self.late[0][mine]
+            since = np.concatenate([self.previous_end[mine[-1:]], self.late[1][mine[:-1]]])
             idle = np.flatnonzero(start > since + 1e-12)
             floors.append(since[idle])
             ends.append(start[idle])
             indices.append(low + idle)
         index = np.concatenate(indices)
         columns = (
-            np.concatenate(floors), np.concatenate(ends), before.cause[self.lowered.of[index]], row_of(plan)[index],
-            self.seconds.comm[before.member], self.late_start_s[before.member], before.cause,
+            np.concatenate(floors), np.concatenate(ends), lowered.of[index], lowered.row[index], *self.late,
+            self.seconds.comm, lowered.of, lowered.heads, plan.wait_start, plan.waits, lowered.member_first,
+            lowered.member_of,
         )  # fmt: skip
         found = np.zeros(self.seconds.inner.size)
         if loops.compiled:
@@ -105,14 +114,22 @@ class Simulation:
         plan = self.plan
         if not len(plan):
             return []
-        before = _Reasons(self, first=True)
-        path = [int(self.lowered.of[int(np.argmax(self.end_s))])]
-        while (cause := int(before.cause[path[-1]])) >= 0:
+        lowered, path = self.lowered, [int(self.lowered.of[int(np.argmax(self.end_s))])]
+        while (cause := self._cause(path[-1])) >= 0:
             path.append(cause)
-        rows = row_of(plan)
-        members = [before.member[t] for t in reversed(path)]
+        rows = lowered.row
+        members = lowered.member_of[lowered.member_first[path[::-1]]].tolist()
         lasts = self.end_s - self.start_s
         return [(int(rows[i]), plan.action(i), float(lasts[i])) for i in members]
+
+    def _cause(self, t: int) -> int:
+        """Return the transaction that one waited for last in the first step (-1: none); of several, the first."""
+        lowered, plan = self.lowered, self.plan
+        mine = lowered.member_of[lowered.member_first[t] : lowered.member_first[t + 1]]
+        before = mine[~lowered.heads[mine]] - 1
+        actions = np.concatenate([before, *(plan.waits[plan.wait_start[a] : plan.wait_start[a + 1]] for a in mine)])
+        found = lowered.of[actions[self.end_s[actions] == self.start_s[mine[0]]]]
+        return int(found.min()) if len(found) else -1
 
     def timeline(self) -> Timeline:
         """Return the first step as a timeline; a message shows on both its streams."""
@@ -131,22 +148,6 @@ class Simulation:
                 for s, stream in sorted(enumerate(plan.streams), key=lambda pair: (pair[1].row, pair[0]))
             )
         )
-
-
-class _Reasons:
-    """For each transaction, the one that it waited for last, within its step or in the step before (-1: none)."""
-
-    def __init__(self, simulation: Simulation, *, first: bool = False) -> None:
-        lowered = simulation.lowered
-        self.member = lowered.member_of[lowered.member_first[:-1]]
-        ends, starts = simulation.late_end_s, simulation.late_start_s
-        if first:
-            ends, starts = simulation.end_s, simulation.start_s
-        source = np.repeat(np.arange(len(lowered)), np.diff(lowered.first))
-        last = np.flatnonzero(ends[self.member][source] == starts[self.member][lowered.targets])[::-1]
-        cause = np.full(len(lowered), -1, np.int32)
-        cause[lowered.targets[last]] = source[last]  # of several, the first
-        self.cause: Ints = cause
 
 
 def simulate(
@@ -171,8 +172,9 @@ def simulate(
     if isinstance(seconds, np.ndarray):
         seconds = plain_seconds(plan, seconds.astype(np.float64))
     steps = max(2, steps or (2 if plan.sync is Sync.GLOBAL_NORM else 4))
-    duration = np.zeros(len(lowered))
-    np.maximum.at(duration, lowered.of, seconds.total)
+    duration = np.zeros(0)
+    if len(lowered):
+        duration = np.maximum.reduceat(seconds.total[lowered.member_of], lowered.member_first[:-1])
     runs = longest_path_runs(lowered, duration, steps)
     overlapped = False
     if slowdown > 1.0:
@@ -184,13 +186,13 @@ def simulate(
     (start, end), (_, previous), (late_start, late_end) = runs[0], runs[-2], runs[-1]
     makespan = float(end.max(initial=0.0))
     period = float(late_end.max(initial=0.0) - previous[late_end.argmax()]) if len(late_end) else 0.0
-    held = on_compute(plan)
-    busy = sums(row_of(plan)[held], seconds.total[held], len(plan.rows))
+    held = np.flatnonzero(lowered.computes)
+    row = lowered.row[held]
+    busy = sums(row, seconds.total[held], len(plan.rows))
     slower = np.zeros(len(plan.rows))
     if overlapped:
         longer = np.maximum(0.0, (late_end - late_start)[of[held]] - seconds.total[held])
-        slower = sums(row_of(plan)[held], longer, len(plan.rows))
+        slower = sums(row, longer, len(plan.rows))
     return Simulation(
-        lowered, seconds, start[of], end[of], late_start[of], late_end[of], previous[of], period, makespan,
-        busy + slower, slower,
+        lowered, seconds, start[of], end[of], (late_start, late_end), previous, period, makespan, busy + slower, slower,
     )  # fmt: skip
