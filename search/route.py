@@ -58,17 +58,18 @@ def row_ends(
             (
                 s.forward(exchange=exchange), backward_s(s, split, exchange),
                 s.input_backward(exchange=exchange) if split else s.backward(exchange=exchange),
-                s.weight_backward() if split else s.backward(),
+                s.weight_backward() if split else s.backward(), s.backward(),
             )
             for s in shape.times.distinct
         ]  # fmt: skip
-        forward, backward, inward, hidden = np.asarray(kinds)[shape.times.number][np.asarray(shape.mine)].transpose(
-            2, 0, 1
-        )
+        by_row = np.asarray(kinds)[shape.times.number][np.asarray(shape.mine)]
+        forward, backward, inward, hidden, whole = by_row.transpose(2, 0, 1)
         visits = Visits(forward, backward, inward, gather, reduce)
         between, floor = synced(visits, m, alone=config.layout is Layout.BIDIRECTIONAL)
         floor = floor + update.min(axis=1)
-        if not overlapping:
+        if not overlapping:  # a row's last action is a BW, or the backward of a microbatch's first stage
+            ends = slice(None) if config.layout is Layout.BIDIRECTIONAL else slice(0, 1)
+            hidden[:, ends] = whole[:, ends]
             late = np.maximum(first_reduce, reduce - hidden).min(axis=1)
     enter = np.maximum(updates[starts], [syncs[row][0].update + syncs[row][0].first_gather for row in starts]).min()
     at = [syncs[held[0]][s] for s, held in enumerate(rows)]
