@@ -14,7 +14,6 @@ from math import ceil, inf
 import numpy as np
 
 from piper_core.arch.chunk import Chunk
-from piper_core.ir.dag import Floats
 from piper_core.names import Collective
 from piper_core.schedule.families import FAMILIES
 from piper_core.schedule.grid import Grid, Layout
@@ -25,6 +24,7 @@ from search.passage import passage
 from search.replay import Times, numbered, replay
 from search.route import route_of, row_ends
 from search.row_parts import (
+    Frame,
     RowEnds,
     RowParameters,
     StageSync,
@@ -44,6 +44,7 @@ class Bounds(Floors):
     def __init__(self, costs: StageCosts, cost: CostModel, context_bytes: float, capacity_bytes: float = inf) -> None:
         Floors.__init__(self, costs, cost, context_bytes, capacity_bytes)
         self.ends = lru_cache(maxsize=None)(self._ends_numel)
+        self.first = lru_cache(maxsize=None)(self._first_bucket)
         self.widest = lru_cache(maxsize=None)(self._widest)
         self._known_syncs: dict[tuple[object, ...], dict[tuple[object, ...], StageSync]] = {}
         self._shapes: dict[tuple[object, ...], Shape] = {}
@@ -62,30 +63,33 @@ class Bounds(Floors):
         While collectives and compute overlap both are slower, so those that idle time does not hide lengthen the step.
         """
         family, shape = FAMILIES[config.schedule], self.shape(config)
-        overlapping, split, layout = overlaps(config), family.splits_backward, family.layout
-        m = config.num_microbatches
-        share = m / 2 if layout is Layout.BIDIRECTIONAL else m
-        tails = not split and layout is Layout.LOOP
+        overlapping, split, norm = overlaps(config), family.splits_backward, self.norm_s(config)
         ends, rows = self._ends(config, shape, overlapping, split), self._busy(config, shape, overlapping, split)
-        before = np.maximum(ends.enter + rows.head, ends.update)
-        after = np.maximum(ends.late, rows.tail + ends.late[0]) if tails else ends.late
-        work, compute, norm = share * rows.work, share * rows.compute, self._norm_s(config)
-        slower, talk = self.cost.overlap_slowdown - 1, np.maximum(share * rows.talk, ends.talk)
-
-        def longest(least: Floats) -> float:
-            idle = least - compute  # hides collectives for nothing
-            return float(np.maximum(least + slower * np.maximum(0.0, talk - idle), ends.floor).max())
-
-        best = max(longest(before + work + after), float((before + ends.between).max()),
+        frame = self.frame(config)
+        before, after = frame.before, frame.late
+        if not split and family.layout is Layout.LOOP:
+            after = np.maximum(after, rows.tail + after[0])
+        best = max(float(frame.longest(before + frame.work + after).max()), float((before + ends.between).max()),
                    self._passage(config, shape, ends, overlapping, split))  # fmt: skip
         if gap is not None and best + norm < enough:
             waits = self.waits(config, rows, overlapping, split, gap, capacity_bytes)
-            alone = compute if overlapping else work
+            alone = frame.compute if overlapping else frame.work
             held = np.maximum(
-                before + np.maximum(work, waits.hold), np.maximum(before, ends.enter + waits.fill) + alone + waits.drain
+                before + np.maximum(frame.work, waits.hold),
+                np.maximum(before, ends.enter + waits.fill) + alone + waits.drain,
             )
-            best = max(best, longest(held + after), waits.mean + float((before + after).mean()))
+            best = max(best, float(frame.longest(held + after).max()), waits.mean + float((before + after).mean()))
         return best + norm
+
+    def frame(self, config: Configuration) -> Frame:
+        """Return what holds for a step whatever its rows do inside."""
+        shape, overlapping, split = self.shape(config), overlaps(config), FAMILIES[config.schedule].splits_backward
+        ends, rows = self._ends(config, shape, overlapping, split), self._busy(config, shape, overlapping, split)
+        share = config.num_microbatches / (2 if config.layout is Layout.BIDIRECTIONAL else 1)
+        return Frame(
+            ends.enter, np.maximum(ends.enter + rows.head, ends.update), ends.late, share * rows.work,
+            share * rows.compute, np.maximum(share * rows.talk, ends.talk), ends.floor, self.cost.overlap_slowdown - 1,
+        )  # fmt: skip
 
     def _passage(self, config: Configuration, shape: Shape, ends: RowEnds, overlapping: bool, split: bool) -> float:
         known = shape.routes.get((overlapping, split))
@@ -107,7 +111,8 @@ class Bounds(Floors):
         slower = self.cost.overlap_slowdown - 1
         return float((least + slower * np.maximum(0.0, share * (rows.talk + rows.compute) - least)).max())
 
-    def _norm_s(self, config: Configuration) -> float:
+    def norm_s(self, config: Configuration) -> float:
+        """Return the seconds of the norm of all gradients, after which a step ends."""
         return self.cost.collective_s(Collective.ALL_REDUCE, 4.0, everyone(config.pp * config.row_size))
 
     def _ends(self, config: Configuration, shape: Shape, overlapping: bool, split: bool) -> RowEnds:
@@ -139,7 +144,8 @@ class Bounds(Floors):
         degrees = (config.dp * config.cp, config.dp // config.ep * config.cp) if zero else (1, 1)
         kind = Collective.REDUCE_SCATTER if zero else Collective.ALL_REDUCE
         width = COMPUTE_BYTES if zero >= 2 else GRADIENT_BYTES
-        held, first = self.held(config, shape).numel[s], self.ends(config.tp, config.ep, False)[0 if s == 0 else 1]
+        held = self.held(config, shape).numel[s]
+        first = self.first(config.tp, config.ep, s == 0, bool(shape.counts[s]))
         return StageSync(
             update=self.cost.update_s(held.over(*degrees) / (len(rows) if zero else 1)),
             reduce=self._sync(held, config, kind, width, rows),
@@ -166,7 +172,7 @@ class Bounds(Floors):
         shape, rows = self.shape(config), config.pp
         order = numbered(config.schedule, rows, config.num_microbatches, config.virtual_stages)
         times = self._times(replace(config, zero=0), shape, [{}] * rows)
-        return max(replay(order, times).rows) + self._norm_s(config)
+        return max(replay(order, times).rows) + self.norm_s(config)
 
     def replay(self, config: Configuration) -> float:
         """Return seconds that a step takes at least under the order that its family emits (level 2): the longest path
@@ -189,7 +195,7 @@ class Bounds(Floors):
                 if zero < 2:
                     stream = max(stream, start) + sync[s].reduce
                 least = max(least, stream, end + sync[s].first_reduce)
-        return max(least + self._norm_s(config), self.time_bound(config))
+        return max(least + self.norm_s(config), self.time_bound(config))
 
     def _times(self, config: Configuration, shape: Shape, syncs: list[dict[int, StageSync]]) -> Times:
         """Return the seconds that a replay takes."""
@@ -267,6 +273,24 @@ class Bounds(Floors):
             else:
                 dense = max(dense, share)
         return RowParameters(dense, expert)
+
+    def _first_bucket(self, tp: int, ep: int, embeds: bool, layers: bool) -> RowParameters:
+        """Return the least that a stage's first chunk shares buckets with: smallest buckets are as large as a layer,
+        and none is closed while the next parameter has room."""
+        chunk = self.ends(tp, ep, False)[0 if embeds else 1]
+        if not layers:
+            return chunk
+        limit, runs = self.bucket_mib(tp, ep) * MIB // COMPUTE_BYTES, []
+        for kind in self.costs.kinds:
+            total = 0
+            for p in (p for c in [*(self.costs.first if embeds else ()), *kind] for p in c.parameters):
+                share = p.numel // (tp if p.tensor else 1)
+                if not (p.expert and ep > 1):
+                    if total and total + share > limit:
+                        break
+                    total += share
+            runs.append(total)
+        return RowParameters(max(chunk.dense, min(runs)), chunk.expert)
 
     def _ends_numel(self, tp: int, ep: int, most: bool) -> tuple[RowParameters, ...]:
         """Return the parameters of the first chunk, of the first and the last of a layer, and of the last chunk; of

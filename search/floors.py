@@ -128,8 +128,7 @@ class Floors(Shapes):
         shape = self.shape(config)
         mine, lives = self.held(config, shape), self._lives(config, shape, overlapping, split)
         share = config.num_microbatches / (2 if config.layout is Layout.BIDIRECTIONAL else 1)
-        static = np.asarray(self._static(config, shape))
-        more = (capacity_bytes - self.context_bytes - static) / (1 + gap)
+        more = self.room(config, gap, capacity_bytes)
         if (more < mine.one).any():
             return Waits(np.full(len(more), inf), inf, inf, inf)
         room = more - mine.least_workspace
@@ -140,6 +139,11 @@ class Floors(Shapes):
             share * lives.hold(room, work.work), np.maximum(0.0, np.where(both, most, fill)),
             np.maximum(0.0, np.where(both, 0.0, drain)), share * lives.mean(more) if split else 0.0,
         )  # fmt: skip
+
+    def room(self, config: Configuration, gap: float, capacity_bytes: float) -> Floats:
+        """Return the bytes that rows have for activations and workspace, shape (rows,)."""
+        static = np.asarray(self._static(config, self.shape(config)))
+        return np.asarray((capacity_bytes - self.context_bytes - static) / (1 + gap))
 
     def _lives(self, config: Configuration, shape: Shape, overlapping: bool, split: bool) -> Lives:
         """Return what rows hold of a microbatch; kept for the last shape alone, whose ZeRO stages come together."""

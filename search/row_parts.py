@@ -33,7 +33,7 @@ class RowParameters:
 
 class StageSync(NamedTuple):
     """Seconds of a stage's update on one row, of reducing and of gathering all its parameters as one bucket, and of
-    those of its first chunk: the last to be reduced, the first to be gathered."""
+    those that share buckets with its first chunk: the last to be reduced, the first to be gathered."""
 
     update: float
     reduce: float
@@ -71,6 +71,34 @@ class RowWork:
     tail: Floats
     compute: Floats
     talk: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What holds for a step whatever a row does inside, in seconds, shape (rows,): what comes ``before`` its first
+    forward, which is later than when the model's may ``enter``, and, of data parallelism, after its last backward
+    (``late``); its own ``work`` of the whole step, and what
+    of that is ``compute``; what the busiest of its streams of collectives takes (``talk``), and when those may be
+    through (``floor``). While one runs, compute takes ``slower`` longer for each second."""
+
+    enter: float
+    before: Floats
+    late: Floats
+    work: Floats
+    compute: Floats
+    talk: Floats
+    floor: Floats
+    slower: float
+
+    def longest(self, least: Floats) -> Floats:
+        """Return what a step takes at least in which rows are busy or idle for so long without what overlapping costs;
+        what is not compute hides collectives for nothing."""
+        return np.maximum(least + self.slower * np.maximum(0.0, self.talk - (least - self.compute)), self.floor)
+
+    def within(self, seconds: float, row: int) -> float:
+        """Return for how long a row may be busy or idle so that :meth:`longest` is no more than ``seconds``."""
+        most = float(self.talk[row] + self.compute[row])
+        return (seconds - self.slower * most) / (1 - self.slower) if seconds < most and self.slower < 1 else seconds
 
 
 def count_parameters(chunks: Sequence[Chunk], tp: int, ep: int) -> RowParameters:

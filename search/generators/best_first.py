@@ -20,8 +20,11 @@ from search.cost.memory import TIGHT_GAPS, USABLE
 from search.objective import Objective
 from search.partial_bound import OVERLAPPING
 from search.space import SOME, USUAL, Configuration, Degrees, Fine, Space
+from search.stepwise import stepwise_bound
 
 _DEGREES, _PARTIAL, _SHAPE, _FITTING, _WHOLE, _REPLAYED = range(6)
+FOLLOWED = 200
+"""Configurations whose orders are followed for the bound of any order (0.1 s each at most)."""
 ROUNDING = 1 + 1e-9
 """What a bound may exceed a step time by that it equals, since they add up in different orders."""
 
@@ -59,7 +62,8 @@ class BestFirst:
         self._heap: list[tuple[float, int, Configuration]] = []
         self._open: dict[Configuration, float] = {}
         self._rest: list[tuple[float, int]] = []
-        self._any = self._threshold = inf
+        self._others: list[tuple[float, bool, Configuration]] = []
+        self._threshold = inf
         self._shapes: dict[Configuration, tuple[list[Configuration], list[int]]] = {}
         self._more: dict[Configuration, list[Configuration]] = {}
         self._fitting: dict[Configuration, list[str]] = {}
@@ -220,12 +224,14 @@ class BestFirst:
         if leaves[0].pp == 1:  # one row has one order
             return
         for leaf in leaves[self._first(leaves, bounds.any_order_floor) :]:
-            if max(bound, bounds.busy_bound(leaf)) >= self._any:
+            if max(bound, bounds.busy_bound(leaf)) >= self._threshold:
                 return
             for zero in zeros:
-                least = bounds.time_bound(replace(leaf, zero=zero), self.gap, self.capacity, self._any)
+                other = replace(leaf, zero=zero)
+                least = max(bound, bounds.time_bound(other, self.gap, self.capacity, self._threshold))
                 self.bounded += 1
-                self._any = min(self._any, max(bound, least))
+                if least < self._threshold:
+                    heappush(self._others, (least, False, other))
 
     def _first(self, leaves: list[Configuration], floor: Callable[[Configuration, float], float]) -> int:
         """Return the first of some leaves, each with less to hold than the one before, whose floor leaves room."""
@@ -239,7 +245,7 @@ class BestFirst:
         if need > self.capacity:
             self._too_big(leaf, need, self._fine(leaf))
         else:
-            self._any = min(self._any, max(bound, self.bounds.any_order_floor(leaf)))
+            heappush(self._others, (max(bound, self.bounds.any_order_floor(leaf)), True, leaf))
             heappush(self._heap, (max(bound, self.bounds.memory_floor(leaf)), _WHOLE, leaf))
 
     def _too_big(self, leaf: Configuration, need: float, count: int) -> None:
@@ -344,8 +350,18 @@ class BestFirst:
         return min((bound for bound, _ in self._rest), default=inf)
 
     def any_order_bound(self) -> float:
-        """Return a step time that no order of compute can beat, be it of a family or not, of any configuration."""
-        return min(self._any, self.bound())
+        """Return a step time that no order of compute can beat, be it of a family or not, of any configuration. The
+        orders of those with the least bounds are followed, until none is left that would be less."""
+        others, least = self._others, self.bound()
+        for _ in range(FOLLOWED):
+            if not others or others[0][1] or others[0][0] >= least:
+                break
+            bound, _, config = heappop(others)
+            enough = min(least, self._threshold)
+            bound = max(bound, stepwise_bound(self.bounds, config, self.gap, self.capacity, enough))
+            least = min(least, bound)
+            heappush(others, (bound, True, config))
+        return min(others[0][0] if others else inf, least)
 
     def rest(self, threshold_s: float) -> int:
         """Return how many finer choices of what was asked for may take ``threshold_s`` or less."""
