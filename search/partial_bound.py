@@ -5,19 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from math import inf
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from piper_core.arch.chunk import Chunk, Saved
 from piper_core.names import Collective, Recompute, Region
 from search.cost.base import CostModel
 from search.row_parts import RowParameters, count_parameters, sum_parameters
 from search.space import SOME, Configuration, Degrees, divisors
-from search.stage_costs import NOTHING, PhaseSeconds, Shards, StageCosts, mesh_of, mixed, ranks_of, shards_of
+from search.stage_costs import PhaseSeconds, Shards, StageCosts, mesh_of, mixed, ranks_of, shards_of
 
 COMPUTE_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES = 2, 4, 12
 """Bytes a parameter: bf16 weight; fp32 accumulated gradient; fp32 master weight and two Adam moments."""
 OVERLAPPING = ("dualpipev", "dualpipe")
 """Families whose overlap groups may hide the collectives inside a forward or backward."""
+
+
+class Pace(NamedTuple):
+    """Seconds of one microbatch on one row that does it all: its ``work``, or that of the busier of the streams of its
+    inner collectives where overlap groups may hide them; ``compute``, without these; its ``forward`` with all
+    collectives, and without what may be hidden (``own_forward``)."""
+
+    work: float
+    compute: float
+    forward: float
+    own_forward: float
 
 
 class PartialBounds:
@@ -33,7 +44,8 @@ class PartialBounds:
         self.whole = lru_cache(maxsize=None)(self._whole)
         self.rate = lru_cache(maxsize=None)(self._rate)
         self.syncs = lru_cache(maxsize=None)(self._syncs_of)
-        self.again = lru_cache(maxsize=None)(self._again)
+        self.pace = lru_cache(maxsize=None)(self._pace)
+        self.states = lru_cache(maxsize=None)(self._states_of)
         self.saved_of_model = lru_cache(maxsize=None)(self._saved_of_model)
 
     # what a row holds ----------------------------------------------------------------------------------------------
@@ -85,9 +97,8 @@ class PartialBounds:
         """
         shard, b, policy = shards_of(part), part.micro_batch, part.recompute
         some = policy == SOME or policy.isdecimal()
-        whole = self.whole(shard, b)
-        again = NOTHING if some or policy == Recompute.NONE else self.again(shard, b, policy)
         state, exchange, m = self._states(part), not overlaps(part), part.num_microbatches
+        pace = self.pace(shard, b, Recompute.NONE if some else Recompute(policy), exchange)
         work = (1 + gap) * b * self.costs.last[-1].workspace_bytes / (part.tp * part.cp)
         each, more = (1 + gap) * b, 0.0
         room = part.pp * (self.capacity_bytes - self.context_bytes) - work
@@ -95,10 +106,8 @@ class PartialBounds:
         if some:
             more = max(0.0, state[3] + saved - room) * self._seconds_a_byte(shard, b, gap, exchange=exchange)
             saved = self.saved_of_model(shard, Recompute.FULL) * each
-        whole += again
-        seconds = m * (self._work(whole, part) + more) / part.pp
-        compute = m * (self._compute(whole, part) + more) / part.pp
-        first, mine = whole.forward(), m * whole.forward(exchange=exchange) / part.pp
+        seconds, compute = m * (pace.work + more) / part.pp, m * (pace.compute + more) / part.pp
+        mine = m * pace.own_forward / part.pp
         rate = 0.0 if some else self.rate(shard, b, Recompute(policy), exchange) / ((1 + gap) * part.pp)
         gather, reduce = self.syncs(Degrees(part.pp, part.tp, part.dp, part.ep, part.cp, part.outer))
         best = inf
@@ -107,7 +116,7 @@ class PartialBounds:
                 continue
             until = min(mine, (room - held) * rate) if rate else mine
             talk = max(m * reduce, (2 * m if zero == 3 else 1) * gather) if zero >= 2 else 0.0
-            best = min(best, max(seconds, compute + first - until, talk))
+            best = min(best, max(seconds, compute + pace.forward - until, talk))
         size = (state[3] + work + saved) / part.pp + self.context_bytes
         return (seconds if best == inf else best), size
 
@@ -117,7 +126,8 @@ class PartialBounds:
         divide it. Nothing is recomputed or kept."""
         largest = part.micro_batch
         sizes = [largest] if self.cost.regular else divisors(largest)
-        each = min(self._work(self.whole(shards_of(part), b), part) / b for b in sizes)
+        shard, exchange = shards_of(part), not overlaps(part)
+        each = min(self.pace(shard, b, Recompute.NONE, exchange).work / b for b in sizes)
         return part.num_microbatches * largest * each / part.pp, self.partial_state(part)
 
     def _whole(self, shard: Shards, b: int) -> PhaseSeconds:
@@ -125,17 +135,15 @@ class PartialBounds:
         embed, kinds, head = self.costs.pieces(shard, b)
         return embed + mixed(kinds, self._layers) + head
 
-    def _again(self, shard: Shards, b: int, policy: str) -> PhaseSeconds:
-        return mixed(self.costs.repeats(shard, b, Recompute(policy)), self._layers)
-
-    def _work(self, whole: PhaseSeconds, part: Configuration) -> float:
-        """Return the seconds of one microbatch on one row that does it all, or on the busier of the streams of its
-        inner collectives, where overlap groups may hide them."""
-        return max(self._compute(whole, part), talk_s(whole))
-
-    def _compute(self, whole: PhaseSeconds, part: Configuration) -> float:
-        exchange = not overlaps(part)
-        return whole.forward(exchange=exchange) + min(backward_s(whole, split, exchange) for split in (False, True))
+    def _pace(self, shard: Shards, b: int, policy: Recompute, exchange: bool) -> Pace:
+        """Return what a microbatch takes on one row that does it all; ``exchange`` says whether its collectives are not
+        hidden."""
+        whole = self.whole(shard, b)
+        if policy is not Recompute.NONE:
+            whole += mixed(self.costs.repeats(shard, b, policy), self._layers)
+        own = whole.forward(exchange=exchange)
+        compute = own + min(backward_s(whole, split, exchange) for split in (False, True))
+        return Pace(max(compute, talk_s(whole)), compute, whole.forward(), own)
 
     def partial_state(self, part: Configuration) -> float:
         """Return the bytes of :meth:`partial` without activations: at least of every microbatch and recompute."""
@@ -143,8 +151,12 @@ class PartialBounds:
 
     def _states(self, part: Configuration) -> list[float]:
         """Return the bytes of all rows' state under each ZeRO stage."""
-        model = self._model(part.tp, part.ep)
-        whole, share = model.over(1, 1), model.over(part.dp * part.cp, part.dp // part.ep * part.cp)
+        return self.states(part.tp, part.ep, part.dp * part.cp, part.dp // part.ep * part.cp)
+
+    def _states_of(self, tp: int, ep: int, dense: int, expert: int) -> list[float]:
+        """Return those whose parameters are shared by so many ranks, ``dense`` ones and experts."""
+        model = self._model(tp, ep)
+        whole, share = model.over(1, 1), model.over(dense, expert)
         return [
             COMPUTE_BYTES * (share if zero >= 3 else whole) + GRADIENT_BYTES * (share if zero >= 2 else whole)
             + OPTIMIZER_BYTES * (share if zero >= 1 else whole)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from heapq import heapify, heapreplace
 from itertools import accumulate, pairwise
+from operator import add
 from typing import NamedTuple
 
 import numpy as np
@@ -21,8 +22,7 @@ from search.cost.base import CostModel
 from search.space import Configuration
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseSeconds:
+class PhaseSeconds(NamedTuple):
     """Seconds of one piece of a model for one microbatch: ``compute`` alone, and ``exchange`` (its inner
     collectives), for F, BI and BW, and B, whose exchanges are not BI's and BW's added up. ``tensor``, ``expert`` and
     ``context`` are of the exchanges of a forward, a backward (whole, or BI and BW) and what is recomputed those over
@@ -41,20 +41,12 @@ class PhaseSeconds:
     expert: float = 0.0
     context: float = 0.0
 
-    def __add__(self, other: PhaseSeconds) -> PhaseSeconds:
-        return PhaseSeconds(
-            self.f + other.f, self.bi + other.bi, self.bw + other.bw, self.f_exchange + other.f_exchange,
-            self.b_exchange + other.b_exchange, self.bi_exchange + other.bi_exchange,
-            self.bw_exchange + other.bw_exchange, self.r + other.r, self.r_exchange + other.r_exchange,
-            self.tensor + other.tensor, self.expert + other.expert, self.context + other.context,
-        )  # fmt: skip
+    def __add__(self, other: PhaseSeconds) -> PhaseSeconds:  # type: ignore[override]  # pieces add up, not tuples
+        return PhaseSeconds._make(map(add, self, other))
 
     def times(self, n: int) -> PhaseSeconds:
         """Return ``n`` of these, one after the other."""
-        return PhaseSeconds(
-            self.f * n, self.bi * n, self.bw * n, self.f_exchange * n, self.b_exchange * n, self.bi_exchange * n,
-            self.bw_exchange * n, self.r * n, self.r_exchange * n, self.tensor * n, self.expert * n, self.context * n,
-        )  # fmt: skip
+        return PhaseSeconds._make([each * n for each in self])
 
     def forward(self, *, exchange: bool = True) -> float:
         return self.f + (self.f_exchange if exchange else 0.0)
@@ -154,12 +146,15 @@ class StageCosts:
         self.first = [c for c in model.chunks if c.layer < 0]
         self.last = [c for c in model.chunks if c.layer >= layers]
         self.kinds, self.kind_of = _layer_kinds(model)
+        self._messages: dict[tuple[object, ...], float] = {}
         self.composition = lru_cache(maxsize=None)(self._composition)
         self.pieces = lru_cache(maxsize=None)(self._pieces)
         self.repeats = lru_cache(maxsize=None)(self._repeats)
         self.repeated = lru_cache(maxsize=None)(self._repeated)
         self.outer = lru_cache(maxsize=None)(self._outer)
         self.layers_per_stage = lru_cache(maxsize=None)(self._layers_per_stage)
+        self.weights = lru_cache(maxsize=None)(self._weights)
+        self.mixed = lru_cache(maxsize=100_000)(self._mixed)
         self.stages = lru_cache(maxsize=100_000)(self._stages)
 
     def _composition(self, counts: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
@@ -191,7 +186,7 @@ class StageCosts:
             return self._chunk(chunk, shard, b)
 
         ends = [cost(kind[0]) + cost(kind[-1]) for kind in self.kinds]
-        most = PhaseSeconds(*(max(getattr(end, name) for end in ends) for name in PhaseSeconds.__slots__))
+        most = PhaseSeconds(*(max(getattr(end, name) for end in ends) for name in PhaseSeconds._fields))
         return cost(self.first[0]), most, cost(self.last[-1])
 
     def _compute(self, chunk: Chunk, shard: Shards, b: int, phase: Phase, policy: Recompute = Recompute.FULL) -> float:
@@ -234,7 +229,7 @@ class StageCosts:
         seconds = self._compute(chunk, shard, b, Phase.R, policy)
         tensor, expert, context = self._exchange(chunk, shard, b, Phase.R, context_only=policy is Recompute.SELECTIVE)
         talk = tensor + expert + context
-        return replace(NOTHING, r=seconds, r_exchange=talk, tensor=tensor, expert=expert, context=context)
+        return NOTHING._replace(r=seconds, r_exchange=talk, tensor=tensor, expert=expert, context=context)
 
     def _layers_per_stage(
         self, layout: Layout, pp: int, v: int, cuts: str, weights: tuple[float, float, float]
@@ -246,24 +241,30 @@ class StageCosts:
             return tuple(short + (s < longer) for s in range(stages))
         return balanced_rows(self.model.layers, layout, pp, v, weights)
 
-    def _stages(self, layout: Layout, pp: int, v: int, cuts: str, shard: Shards, b: int, policy: str) -> StageTimes:
-        """Return the costs of the stages of a cut."""
+    def _weights(self, shard: Shards, b: int, policy: str) -> tuple[float, float, float]:
+        """Return what (embedding, layer, head) take by their mean layer, to a thousandth of it."""
         embed, kinds, head = self.pieces(shard, b)
-        again = self.repeats(shard, b, Recompute.SELECTIVE if policy == Recompute.SELECTIVE else Recompute.FULL)
-        each = (
-            kinds
-            if policy == Recompute.NONE or policy.isdecimal()
-            else [a + r for a, r in zip(kinds, again, strict=True)]
-        )
+        each: Sequence[PhaseSeconds] = kinds
+        if policy != Recompute.NONE and not policy.isdecimal():
+            each = [a + r for a, r in zip(kinds, self.repeats(shard, b, Recompute(policy)), strict=True)]
         (layers,) = self.composition((self.model.layers,))
         mean = sum(n * (kind.forward() + kind.backward()) for kind, n in zip(each, layers, strict=True)) / sum(layers)
-        ends = (embed.forward() + embed.backward(), head.forward() + head.backward())
-        weights = round(ends[0] / mean, 3), 1.0, round(ends[1] / mean, 3)
-        counts = self.layers_per_stage(layout, pp, v, cuts, weights)
-        held = self.composition(counts)
-        repeated = self.repeated(counts, policy)
-        times = {(some, r): mixed(kinds, some) + mixed(again, r) for some, r in set(zip(held, repeated, strict=True))}
-        costs = [times[pair] for pair in zip(held, repeated, strict=True)]
+        ends = embed.forward() + embed.backward(), head.forward() + head.backward()
+        return round(ends[0] / mean, 3), 1.0, round(ends[1] / mean, 3)
+
+    def counts(
+        self, layout: Layout, pp: int, v: int, cuts: str, shard: Shards, b: int, policy: str
+    ) -> tuple[int, ...]:  # fmt: skip
+        """Return the layers of each stage of a cut."""
+        return self.layers_per_stage(layout, pp, v, cuts, self.weights(shard, b, policy))
+
+    def _stages(self, counts: tuple[int, ...], shard: Shards, b: int, policy: str) -> StageTimes:
+        """Return the costs of stages of so many layers each."""
+        embed, _, head = self.pieces(shard, b)
+        pairs = list(zip(self.composition(counts), self.repeated(counts, policy), strict=True))
+        how = Recompute.SELECTIVE if policy == Recompute.SELECTIVE else Recompute.FULL
+        times = {pair: self.mixed(shard, b, how, *pair) for pair in set(pairs)}
+        costs = [times[pair] for pair in pairs]
         costs[0] = costs[0] + embed
         costs[-1] = costs[-1] + head
         distinct = {id(each): each for each in costs}
@@ -271,6 +272,12 @@ class StageCosts:
         return StageTimes(
             counts, tuple(costs), tuple(distinct.values()), np.asarray([number[id(c)] for c in costs], np.int32)
         )
+
+    def _mixed(
+        self, shard: Shards, b: int, policy: Recompute, held: tuple[int, ...], again: tuple[int, ...]
+    ) -> PhaseSeconds:
+        """Return the costs of so many layers of each kind, of which so many are recomputed."""
+        return mixed(self.pieces(shard, b)[1], held) + mixed(self.repeats(shard, b, policy), again)
 
     def _repeated(self, counts: tuple[int, ...], policy: str) -> tuple[tuple[int, ...], ...]:
         """Return, for each stage, how many layers of each kind are recomputed: all, none, or its first ones."""
@@ -287,13 +294,20 @@ class StageCosts:
 
     def times(self, config: Configuration) -> StageTimes:
         """Return the costs of a configuration's stages."""
-        return self.stages(
-            config.layout, config.pp, config.virtual_stages, config.cuts, shards_of(config), config.micro_batch,
-            config.recompute,
-        )  # fmt: skip
+        shard, b, policy = shards_of(config), config.micro_batch, config.recompute
+        counts = self.counts(config.layout, config.pp, config.virtual_stages, config.cuts, shard, b, policy)
+        return self.stages(counts, shard, b, policy)
 
     def message_s(self, config: Configuration) -> float:
         """Return the seconds of the quickest message between neighbouring rows (0 without a pipeline)."""
+        degrees = config.pp, config.tp, config.dp, config.ep, config.cp, config.outer
+        key = degrees, config.micro_batch, config.sequence_parallel
+        known = self._messages.get(key)
+        if known is None:
+            known = self._messages[key] = self._message_s(config)
+        return known
+
+    def _message_s(self, config: Configuration) -> float:
         if config.pp == 1:
             return 0.0
         size = self.kinds[0][-1].output_bytes * config.micro_batch / config.cp
@@ -345,9 +359,13 @@ def balanced_rows(layers: int, layout: Layout, pp: int, v: int, weights: Sequenc
     extra[0] += embed
     extra[-1] += head
 
+    ends = [(held[0], held[-1]) for held in rows]  # a stage lies on one row or on two
+
     def after(s: int) -> tuple[float, float, int]:
         """Rank of giving stage s the next layer: its rows' load then, its own, itself."""
-        return max(load[row] for row in rows[s]) + share[s] * layer, counts[s] * layer + extra[s], s
+        a, b = ends[s]
+        most = load[a] if load[a] >= load[b] else load[b]
+        return most + share[s] * layer, counts[s] * layer + extra[s], s
 
     waiting = [after(s) for s in range(stages)]
     heapify(waiting)

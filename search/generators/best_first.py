@@ -17,9 +17,12 @@ from piper_core.schedule.grid import Layout
 from search.bound import Bounds
 from search.candidate import Score
 from search.cost.memory import TIGHT_GAPS, USABLE
+from search.generators.collecting import collecting_later
+from search.generators.ladder import Ladder
 from search.objective import Objective
 from search.partial_bound import OVERLAPPING
-from search.space import SOME, USUAL, Configuration, Degrees, Fine, Space
+from search.space import SOME, USUAL, Configuration, Degrees, Space
+from search.stage_costs import shards_of
 from search.stepwise import stepwise_bound
 
 _DEGREES, _PARTIAL, _SHAPE, _FITTING, _WHOLE, _REPLAYED = range(6)
@@ -64,11 +67,15 @@ class BestFirst:
         self._rest: list[tuple[float, int]] = []
         self._others: list[tuple[float, bool, Configuration]] = []
         self._threshold = inf
-        self._shapes: dict[Configuration, tuple[list[Configuration], list[int]]] = {}
-        self._more: dict[Configuration, list[Configuration]] = {}
+        self._shapes: dict[Configuration, tuple[Ladder, list[int]]] = {}
+        self._more: dict[Configuration, Ladder] = {}
         self._fitting: dict[Configuration, list[str]] = {}
         self._schedules = lru_cache(maxsize=None)(lambda pp: list(space.schedules(pp)))
         self._finer = lru_cache(maxsize=None)(space.fine)
+        self._recomputes = space.recomputes()
+        self._zeros = lru_cache(maxsize=None)(space.zeros)
+        self._cuts = lru_cache(maxsize=None)(space.cuts)
+        self._counts = lru_cache(maxsize=None)(space.counts)
         self._groups = lru_cache(maxsize=None)(self._legal)
         self._leaves = lru_cache(maxsize=None)(self._count)
         self._start()
@@ -116,18 +123,18 @@ class BestFirst:
         total = 0
         for name, v in self._groups(pp, m, overlaps):
             stages, layout = _stages(name, pp, v), FAMILIES[name].layout
-            policies = len(self.space.recomputes()) if policy is None else policy in self.space.recomputes()
+            policies = len(self._recomputes) if policy is None else policy in self._recomputes
             if policy in (None, SOME):
-                policies += len(self.space.counts(stages))
-            fine = sum(len(self._finer(replicas, zero, ep, layout)) for zero in self.space.zeros(replicas, name))
-            total += policies * len(self.space.cuts(stages)) * fine
+                policies += len(self._counts(stages))
+            fine = sum(len(self._finer(replicas, zero, ep, layout)) for zero in self._zeros(replicas, name))
+            total += policies * len(self._cuts(stages)) * fine
         return total
 
     def _divide(self, found: Configuration, bound: float) -> None:
         """Replace degrees by the partial assignments that have them."""
         pp, tp, dp, ep, cp = found.pp, found.tp, found.dp, found.ep, found.cp
         for (b, m), policy, sequence, overlaps in product(
-            self.space.batches(dp), [*self.space.recomputes(), SOME], self.space.sequence(tp, cp), (True, False)
+            self.space.batches(dp), [*self._recomputes, SOME], self.space.sequence(tp, cp), (True, False)
         ):
             leaves = self._leaves(pp, m, dp * cp, ep, overlaps, policy)
             if not leaves:
@@ -147,29 +154,28 @@ class BestFirst:
         """Replace a partial assignment by its leaves, bounded."""
         bounds, replicas = self.bounds, part.dp * part.cp
         pp, tp, dp, ep, b, m = part.pp, part.tp, part.dp, part.ep, part.micro_batch, part.num_microbatches
+        shard = shards_of(part)
         for name, v in self._groups(pp, m, part.schedule in OVERLAPPING):
             stages, layout = _stages(name, pp, v), FAMILIES[name].layout
-            policies = self.space.counts(stages) if part.recompute == SOME else [part.recompute]
-            if not policies:
+            policies = self._counts(stages) if part.recompute == SOME else [part.recompute]
+            cuts, zeros = self._cuts(stages), self._zeros(replicas, name)
+            if not (policies and zeros):
                 continue
-
-            def leaf(cut: str, zero: int, policy: str, fine: Fine, name: str = name, v: int = v) -> Configuration:
-                return Configuration(
-                    pp, tp, dp, ep, name, v, zero, b, m, policy, part.sequence_parallel, cut, part.cp, part.outer, *fine
-                )
-
-            cuts, zeros = self.space.cuts(stages), self.space.zeros(replicas, name)
-            if len({bounds.costs.of(leaf(cut, 0, policies[0], USUAL))[0] for cut in cuts}) < len(cuts):
+            layers = {bounds.costs.counts(layout, pp, v, cut, shard, b, policies[0]) for cut in cuts}
+            if len(layers) < len(cuts):
                 cuts = cuts[:1]
                 same = sum(len(self._finer(replicas, zero, ep, layout)) for zero in zeros)
                 self.pruned[SAME] += same * len(policies)
-            if zeros:
-                for cut in cuts:
-                    leaves = [leaf(cut, zeros[-1], policy, USUAL) for policy in policies]
-                    least = bounds.memory_floor(leaves[-1]) if self.by_memory else bounds.busy_bound(leaves[0])
-                    self._shapes[leaves[0]] = leaves, zeros
-                    self.bounded += 1
-                    heappush(self._heap, (max(bound, least), _SHAPE, leaves[0]))
+            for cut in cuts:
+                first = Configuration(
+                    pp, tp, dp, ep, name, v, zeros[-1], b, m, policies[0], part.sequence_parallel, cut, part.cp,
+                    part.outer, *USUAL,
+                )  # fmt: skip
+                leaves = Ladder(first, tuple(policies))
+                least = bounds.memory_floor(leaves[-1]) if self.by_memory else bounds.busy_bound(first)
+                self._shapes[first] = leaves, zeros
+                self.bounded += 1
+                heappush(self._heap, (max(bound, least), _SHAPE, first))
 
     def _fit(self, node: Configuration, bound: float) -> None:
         """Find the first leaf of a node of :meth:`_expand` that leaves room for the rest, at the highest ZeRO stage,
@@ -179,12 +185,12 @@ class BestFirst:
             self._other_orders(leaves, zeros, bound)
         first = self._first(leaves, bounds.memory_floor)
         if first == len(leaves):
-            replicas, ep, layout = leaves[0].dp * leaves[0].cp, leaves[0].ep, leaves[0].layout
-            fine = sum(len(self._finer(replicas, zero, ep, layout)) for zero in zeros)
-            self._too_big(leaves[-1], bounds.memory_floor(leaves[-1], self.gap), fine * len(leaves))
+            fine = sum(len(self._finer(node.dp * node.cp, zero, node.ep, node.layout)) for zero in zeros)
+            most = leaves[-1]
+            self._too_big(most, bounds.memory_floor(most, self.gap), fine * len(leaves))
             return
-        least = bound if self.by_memory else bounds.order_bound(leaves[first])
         node = leaves[first]
+        least = bound if self.by_memory else bounds.order_bound(node)
         self._shapes[node] = leaves, zeros
         heappush(self._heap, (max(bound, least), _FITTING, node))
 
@@ -194,11 +200,9 @@ class BestFirst:
         for zero in zeros:
             fine = self._finer(node.dp * node.cp, zero, node.ep, node.layout)
             if fine:
-                bucket, prefetch, streams = fine[0]
-                same = [replace(leaf, zero=zero, bucket=bucket, prefetch=prefetch, streams=streams) for leaf in leaves]
-                self._next(same, len(fine), bound)
+                self._next(leaves.with_zero(zero, *fine[0]), len(fine), bound)
 
-    def _next(self, leaves: list[Configuration], fine: int, bound: float) -> None:
+    def _next(self, leaves: Ladder, fine: int, bound: float) -> None:
         """Push the first of some leaves that leaves room for the rest; they recompute more and more, and hold less and
         less. ``bound`` holds for all."""
         bounds = self.bounds
@@ -212,18 +216,19 @@ class BestFirst:
             most = leaves[first - 1]
             self._too_big(most, bounds.memory_floor(most, self.gap), first * fine)
         if first < len(leaves):
+            leaf = leaves[first]
             if first + 1 < len(leaves):
-                self._more[leaves[first]] = leaves[first + 1 :]
-            least = bounds.time_bound(leaves[first], self.gap, self.capacity, self._threshold)
-            heappush(self._heap, (max(bound, least), _WHOLE, leaves[first]))
+                self._more[leaf] = leaves.above(first + 1)
+            least = bounds.time_bound(leaf, self.gap, self.capacity, self._threshold)
+            heappush(self._heap, (max(bound, least), _WHOLE, leaf))
 
-    def _other_orders(self, leaves: list[Configuration], zeros: list[int], bound: float) -> None:
+    def _other_orders(self, leaves: Ladder, zeros: list[int], bound: float) -> None:
         """Let the orders that no family emits count for :meth:`any_order_bound`, of leaves that recompute more and
         more, which takes longer and longer but where it leaves room for more microbatches at once."""
         bounds = self.bounds
-        if leaves[0].pp == 1:  # one row has one order
+        if leaves.lowest.pp == 1:  # one row has one order
             return
-        for leaf in leaves[self._first(leaves, bounds.any_order_floor) :]:
+        for leaf in leaves.above(self._first(leaves, bounds.any_order_floor)):
             if max(bound, bounds.busy_bound(leaf)) >= self._threshold:
                 return
             for zero in zeros:
@@ -233,7 +238,7 @@ class BestFirst:
                 if least < self._threshold:
                     heappush(self._others, (least, False, other))
 
-    def _first(self, leaves: list[Configuration], floor: Callable[[Configuration, float], float]) -> int:
+    def _first(self, leaves: Ladder, floor: Callable[[Configuration, float], float]) -> int:
         """Return the first of some leaves, each with less to hold than the one before, whose floor leaves room."""
         if floor(leaves[0], self.gap) <= self.capacity:
             return 0
@@ -292,6 +297,10 @@ class BestFirst:
     def ask(self, n: int, threshold_s: float = inf, deadline_s: float = inf) -> list[Configuration]:
         """Return up to ``n`` configurations whose value may be the threshold or less (seconds, or bytes where memory is
         made small); fewer at the deadline."""
+        with collecting_later():
+            return self._ask(n, threshold_s, deadline_s)
+
+    def _ask(self, n: int, threshold_s: float, deadline_s: float) -> list[Configuration]:
         batch: list[Configuration] = []
         later: list[tuple[float, int, Configuration]] = []
         asked: set[Configuration] = set()
