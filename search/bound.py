@@ -88,7 +88,8 @@ class Bounds(Floors):
         share = config.num_microbatches / (2 if config.layout is Layout.BIDIRECTIONAL else 1)
         return Frame(
             ends.enter, np.maximum(ends.enter + rows.head, ends.update), ends.late, share * rows.work,
-            share * rows.compute, np.maximum(share * rows.talk, ends.talk), ends.floor, self.cost.overlap_slowdown - 1,
+            share * rows.compute, np.maximum(share * rows.talk, ends.talk), ends.floor,
+            ends.reduce * (config.zero < 2), self.cost.overlap_slowdown - 1,
         )  # fmt: skip
 
     def _passage(self, config: Configuration, shape: Shape, ends: RowEnds, overlapping: bool, split: bool) -> float:

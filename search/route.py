@@ -67,10 +67,10 @@ def row_ends(
         visits = Visits(forward, backward, inward, gather, reduce)
         between, floor = synced(visits, m, alone=config.layout is Layout.BIDIRECTIONAL)
         floor = floor + update.min(axis=1)
-        if not overlapping:  # a row's last action is a BW, or the backward of a microbatch's first stage
-            ends = slice(None) if config.layout is Layout.BIDIRECTIONAL else slice(0, 1)
-            hidden[:, ends] = whole[:, ends]
-            late = np.maximum(first_reduce, reduce - hidden).min(axis=1)
+        # a row's last action is in no group, and is a BW or the backward of a microbatch's first stage
+        ends = slice(None) if config.layout is Layout.BIDIRECTIONAL else slice(0, 1)
+        hidden[:, ends] = whole[:, ends]
+        late = np.maximum(first_reduce, reduce - hidden).min(axis=1)
     enter = np.maximum(updates[starts], [syncs[row][0].update + syncs[row][0].first_gather for row in starts]).min()
     at = [syncs[held[0]][s] for s, held in enumerate(rows)]
     ready = np.maximum(updates[[held[0] for held in rows]], [each.update + each.gather for each in at])

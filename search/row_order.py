@@ -47,7 +47,7 @@ class Work(NamedTuple):
 class Visit(NamedTuple):
     """A stage on a row: its forward, its backward, and the two parts of that where it may be cut (``inward`` for the
     stage before, ``weight`` later). Bytes: what a forward keeps for the backward, what stays of it between the two
-    parts, and what a backward needs besides when it begins."""
+    parts, and what a backward needs besides when it begins. Seconds to ``reduce`` its gradients once a step."""
 
     forward: Work
     backward: Work
@@ -56,6 +56,7 @@ class Visit(NamedTuple):
     saved: float
     stash: float
     workspace: float
+    reduce: float
 
     @property
     def both(self) -> float:
@@ -75,7 +76,7 @@ class Visit(NamedTuple):
 
 class Flow(NamedTuple):
     """The stages of a row that each of some ``microbatches`` passes. Seconds at least: until the first may ``enter``;
-    ``away`` between one action and the next (one less than actions); and after the last (``leave``)."""
+    ``away`` between one action and the next (one less than actions); and after the last's result (``leave``)."""
 
     visits: tuple[Visit, ...]
     microbatches: int
@@ -85,12 +86,14 @@ class Flow(NamedTuple):
 
 
 class _Begun(NamedTuple):
-    """The beginning of an order: when it ends, and when the step may; seconds of compute left and bytes held then; how
-    many have done each action; how many weight gradients are due, by stage; when those come back who did the action
-    before each, but not that."""
+    """The beginning of an order: when it ends, and when the step may; when the stages that are done with are reduced,
+    and what the others take for that; seconds of compute left and bytes held; how many have done each action; how many
+    weight gradients are due, by stage; when those come back who did the action before each, but not that."""
 
     clock: float
     end: float
+    reduced: float
+    reductions: float
     left: float
     held: float
     done: tuple[int, ...]
@@ -112,10 +115,11 @@ class _Next(NamedTuple):
     workspace: float
 
 
-def least_s(flows: Sequence[Flow], room: float, enough: float, *, overlapping: bool) -> float:
-    """Return the seconds that a row with ``room`` bytes takes at least from when it may start; ``enough`` where that is
-    less. A group may overlap a forward with a backward, or a part of one, where they are ``overlapping``."""
-    row = _Row(flows, room * (1 + ROUNDING), overlapping)
+def least_s(flows: Sequence[Flow], room: float, enough: float, *, overlapping: bool, late: float = 0.0) -> float:
+    """Return the seconds that a row with ``room`` bytes takes at least from when it may start until all is reduced,
+    ``late`` after its last action; ``enough`` where that is less. A group may overlap a forward with a backward, or a
+    part of one, where they are ``overlapping``."""
+    row = _Row(flows, room * (1 + ROUNDING), overlapping, late)
     first = row.begin()
     heap, serial = [(row.bound(first), 0, 0, first)], 0
     known: dict[tuple[tuple[int, ...], tuple[int, ...]], list[tuple[float, ...]]] = {}
@@ -134,7 +138,7 @@ def least_s(flows: Sequence[Flow], room: float, enough: float, *, overlapping: b
 
 def _new(made: _Begun, others: list[tuple[float, ...]]) -> bool:
     """Say whether none of the others is as early in all; if so, keep it in place of those that are later in all."""
-    times = made.clock, made.end, *(t for queue in made.back for t in queue)
+    times = made.clock, made.end, made.reduced, *(t for queue in made.back for t in queue)
     for other in others:
         if all(map(le, other, times)):
             return False
@@ -146,8 +150,8 @@ def _new(made: _Begun, others: list[tuple[float, ...]]) -> bool:
 class _Row:
     """The actions of a row, flow by flow, each after the one before but the first of a flow."""
 
-    def __init__(self, flows: Sequence[Flow], room: float, overlapping: bool) -> None:
-        self.room, self.overlapping = room, overlapping
+    def __init__(self, flows: Sequence[Flow], room: float, overlapping: bool, late: float) -> None:
+        self.room, self.overlapping, self.late = room, overlapping, late
         self.visits = [visit for flow in flows for visit in flow.visits]
         self.stage: list[int] = []
         self.forward: list[bool] = []
@@ -164,13 +168,16 @@ class _Row:
             self.away += [flow.enter, *flow.away]
             self.leave += [0.0] * (2 * n - 1) + [flow.leave]
         self.exposed = min(visit.exposed for visit in self.visits)
+        self.backward = {s: a for a, (s, f) in enumerate(zip(self.stage, self.forward, strict=True)) if not f}
 
     def begin(self) -> _Begun:
         left = 0.0
         for total, stage, forward in zip(self.total, self.stage, self.forward, strict=True):
             left += total * (self.visits[stage].forward.compute if forward else self.visits[stage].both)
         none = (0,) * len(self.stage)
-        return _Begun(0.0, 0.0, left, 0.0, none, (0,) * len(self.visits), ((),) * len(self.stage))
+        reductions = sum(visit.reduce for visit in self.visits)
+        due, back = (0,) * len(self.visits), ((),) * len(self.stage)
+        return _Begun(0.0, 0.0, 0.0, reductions, left, 0.0, none, due, back)
 
     def complete(self, begun: _Begun) -> bool:
         return begun.done == tuple(self.total) and not any(begun.due)
@@ -179,7 +186,9 @@ class _Row:
         """Return when an order that begins so is done at the earliest: each forward left may share a group with a
         part of one backward, and of more backwards are left by as many as are under way."""
         under_way = sum(n if forward else -n for n, forward in zip(begun.done, self.forward, strict=True))
-        return max(begun.clock + begun.left + under_way * self.exposed, begun.end)
+        computed = begun.clock + begun.left + under_way * self.exposed
+        reduced = max(begun.reduced, begun.clock) + begun.reductions if begun.reductions > 0.0 else begun.reduced
+        return max(computed + self.late, begun.end, reduced)
 
     def following(self, begun: _Begun) -> Iterator[_Begun]:
         """Yield the beginnings that are longer by one action or by an overlap group, of those that have room."""
@@ -221,13 +230,18 @@ class _Row:
         end."""
         done, due, back = list(begun.done), list(begun.due), list(begun.back)
         ends, left, held = begun.end, begun.left, begun.held
+        reduced, reductions = begun.reduced, begun.reductions
         for one, result in chosen:
             due[one.stage] += one.due
             left -= one.part
             held += one.held
+            if one.action >= 0:
+                done[one.action] += 1
+            if not due[one.stage] and done[last := self.backward[one.stage]] == self.total[last]:
+                reduced = max(reduced, one.start) + self.visits[one.stage].reduce
+                reductions -= self.visits[one.stage].reduce
             if one.action < 0:
                 continue
-            done[one.action] += 1
             if not self.first[one.action]:
                 back[one.action] = back[one.action][1:]
             after = one.action + 1
@@ -236,7 +250,7 @@ class _Row:
             else:
                 ends = max(ends, result + self.leave[one.action])
         waits = tuple([tuple([max(t, end) for t in queue]) for queue in back])
-        return _Begun(end, max(ends, end), left, held, tuple(done), tuple(due), waits)
+        return _Begun(end, ends, reduced, reductions, left, held, tuple(done), tuple(due), waits)
 
 
 def meet(a: float, one: Work, b: float, two: Work) -> tuple[float, float, float]:

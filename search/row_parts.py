@@ -77,9 +77,9 @@ class RowWork:
 class Frame:
     """What holds for a step whatever a row does inside, in seconds, shape (rows,): what comes ``before`` its first
     forward, which is later than when the model's may ``enter``, and, of data parallelism, after its last backward
-    (``late``); its own ``work`` of the whole step, and what
-    of that is ``compute``; what the busiest of its streams of collectives takes (``talk``), and when those may be
-    through (``floor``). While one runs, compute takes ``slower`` longer for each second."""
+    (``late``); its own ``work`` of the whole step, and what of that is ``compute``; what the busiest of its streams of
+    collectives takes (``talk``), and when those may be through (``floor``). While one runs, compute takes ``slower``
+    longer for each second. What it takes to ``reduce`` each stage once a step, shape (stages,)."""
 
     enter: float
     before: Floats
@@ -88,6 +88,7 @@ class Frame:
     compute: Floats
     talk: Floats
     floor: Floats
+    reduce: Floats
     slower: float
 
     def longest(self, least: Floats) -> Floats:

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from piper_core.ir.dag import Floats
 from piper_core.names import Recompute
 from piper_core.schedule.families import FAMILIES
 from piper_core.schedule.grid import rows_of_stage
@@ -34,12 +35,11 @@ def stepwise_bound(bounds: Bounds, config: Configuration, gap: float, capacity_b
     busiest = int(np.argmax(frame.longest(frame.before + frame.work + frame.late)))
     best = 0.0
     for row in sorted({0, busiest}):
-        outside = float(frame.before[row] + frame.late[row])
-        flows = flows_of_row(bounds, config, row, frame)
-        least = least_s(
-            flows, float(room[row]), frame.within(enough - norm, row) - outside, overlapping=overlaps(config)
-        )
-        best = max(best, frame.longest(np.where(np.arange(config.pp) == row, outside + least, 0.0)).max() + norm)
+        before, late = float(frame.before[row]), float(frame.late[row])
+        flows, enough_s = flows_of_row(bounds, config, row, frame), frame.within(enough - norm, row) - before
+        least = least_s(flows, float(room[row]), enough_s, overlapping=overlaps(config), late=late)
+        longest = frame.longest(np.where(np.arange(config.pp) == row, before + least, 0.0))
+        best = max(best, float(longest.max()) + norm)
     return best
 
 
@@ -50,7 +50,7 @@ def flows_of_row(bounds: Bounds, config: Configuration, row: int, frame: Frame) 
     backward = [s.input_backward() if split else s.backward() for s in shape.stages]
     rows = rows_of_stage(config.layout, config.pp, config.virtual_stages)
     hop = [shape.message_s if a != b or len(a) > 1 else 0.0 for a, b in pairwise(rows)]
-    works = _Works(bounds, config)
+    works = _Works(bounds, config, frame.reduce)
     down, up = (np.concatenate(([0.0], np.cumsum(np.add(each, [*hop, 0.0])))) for each in (forward, backward))
     flows = flows_of(config.layout, shape.mine[row])
     found = []
@@ -59,7 +59,7 @@ def flows_of_row(bounds: Bounds, config: Configuration, row: int, frame: Frame) 
         turn, back = flow[-1], tuple(reversed(flow))
         away.append(float(down[-1] - down[turn] - forward[turn] + up[-1] - up[turn] - backward[turn]))
         away += [float(up[s] - up[t]) - backward[t] for s, t in pairwise(back)]
-        leave = float(up[flow[0]] + frame.late.min() - frame.late[row]) if flow[0] else 0.0
+        leave = float(up[flow[0]] + frame.late.min()) if flow[0] else 0.0
         enter, m = frame.enter + down[flow[0]] - frame.before[row], config.num_microbatches // len(flows)
         found.append(Flow(tuple(works.visit(s) for s in flow), m, float(enter), tuple(away), leave))
     return found
@@ -68,13 +68,10 @@ def flows_of_row(bounds: Bounds, config: Configuration, row: int, frame: Frame) 
 class _Works:
     """What the stages of a configuration do on their rows."""
 
-    def __init__(self, bounds: Bounds, config: Configuration) -> None:
-        self.config, self.shape, self.overlapping = config, bounds.shape(config), overlaps(config)
-        self.split, self.bounds, self.held = (
-            FAMILIES[config.schedule].splits_backward,
-            bounds,
-            bounds.held(config, self.shape),
-        )
+    def __init__(self, bounds: Bounds, config: Configuration, reduce: Floats) -> None:
+        self.bounds, self.config, self.shape, self.reduce = bounds, config, bounds.shape(config), reduce
+        self.split, self.overlapping = FAMILIES[config.schedule].splits_backward, overlaps(config)
+        self.held = bounds.held(config, self.shape)
         costs, shard, b = bounds.costs, shards_of(config), config.micro_batch
         self.embed, self.kinds, self.head = costs.pieces(shard, b)
         policy = Recompute.SELECTIVE if config.recompute == Recompute.SELECTIVE else Recompute.FULL
@@ -91,7 +88,7 @@ class _Works:
             self._work(s, PhaseSeconds.input_backward, at.bi + max(0.0, at.bi_exchange - b), again=True)
             if self.split else None,
             self._work(s, PhaseSeconds.weight_backward, at.bw) if self.split else None,
-            held.saved[s], held.stash[s], held.workspace[s],
+            held.saved[s], held.stash[s], held.workspace[s], float(self.reduce[s]),
         )  # fmt: skip
 
     def _work(self, s: int, phase: Phase, chain: float, *, again: bool = False) -> Work:

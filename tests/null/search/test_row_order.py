@@ -24,10 +24,10 @@ def work(seconds: float, exchange: float = 0.0) -> Work:
     return Work(seconds + exchange, seconds, seconds, 1, 1, seconds, 0.0)
 
 
-def visit(forward: float, backward: float, exchange: float = 0.0, *, cut: bool = False) -> Visit:
+def visit(forward: float, backward: float, exchange: float = 0.0, *, cut: bool = False, reduce: float = 0.0) -> Visit:
     """Return a stage that holds one byte of a microbatch."""
     parts = (work(backward / 2, exchange / 2), work(backward / 2, exchange / 2)) if cut else (None, None)
-    return Visit(work(forward, exchange), work(backward, exchange), *parts, 1.0, 1.0, 0.0)
+    return Visit(work(forward, exchange), work(backward, exchange), *parts, 1.0, 1.0, 0.0, reduce)
 
 
 def test_a_row_with_room_for_one_microbatch_waits_for_each() -> None:
@@ -52,6 +52,14 @@ def test_first_forwards_and_last_backwards_exchange_by_themselves() -> None:
     flow = Flow((visit(2.0, 2.0, exchange=1.0),), 5, 0.0, (0.0,), 0.0)
     assert least_s([flow], 9.0, inf, overlapping=True) == 5 * 4 + 2
     assert least_s([flow], 9.0, 21.5, overlapping=True) == 21.5, "no more than is asked for"
+
+
+def test_stages_are_reduced_one_after_another_from_their_last_backwards_on() -> None:
+    """The second may be through with all microbatches while the first waits, if memory holds those."""
+    flow = Flow((visit(1.0, 2.0, reduce=7.0), visit(1.0, 2.0, reduce=5.0)), 3, 0.0, (0.0, 0.0, 0.0), 0.0)
+    assert least_s([flow], 9.0, inf, overlapping=False) == 6 + 6 + 2 * 2 + 7
+    assert least_s([flow], 2.0, inf, overlapping=False) == 2 * 6 + 2 + 5 + 7
+    assert least_s([flow], 2.0, inf, overlapping=False, late=13.0) == 3 * 6 + 13
 
 
 def test_no_order_fits_where_one_microbatch_does_not() -> None:
