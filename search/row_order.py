@@ -128,8 +128,9 @@ def least_s(flows: Sequence[Flow], room: float, enough: float, *, overlapping: b
             return enough
         if row.complete(heap[0][-1]):
             break
-        for made in row.following(heappop(heap)[-1]):
-            bound = row.bound(made)
+        before, *_, begun = heappop(heap)
+        for made in row.following(begun):
+            bound = max(before, row.bound(made))  # what holds for a beginning holds for what begins so
             if bound < enough and _new(made, known.setdefault((made.done, made.due), [])):
                 serial += 1
                 heappush(heap, (bound, -sum(made.done), serial, made))
