@@ -32,7 +32,7 @@ def test_it_says_what_it_is_of() -> None:
     check_model(TAKEN, LLAMA.name, model_digest(LLAMA), "the file")
     assert (TAKEN.machine.kind, TAKEN.machine.count, TAKEN.machine.threads) == ("cpu", 2, 1)
     assert "EPYC" in TAKEN.machine.device
-    assert TAKEN.conditions[0].when.startswith("2026-11-30")
+    assert TAKEN.conditions[0].when.startswith("2026-12-01")
 
 
 def test_all_phases_were_measured() -> None:
@@ -111,10 +111,12 @@ def test_the_direct_way_prices_with_it_alike(options: dict[str, Any]) -> None:
      {"tp": 2, "sequence_parallel": True}],
 )  # fmt: skip
 def test_the_preset_of_a_host_is_about_what_one_measured(options: dict[str, Any]) -> None:
-    """Some numbers of the record ``cpu`` come from this very profile: steps by either are within 40 % of each other."""
+    """Some numbers of the record ``cpu`` come from this very profile: steps by either are within 40 % of each other,
+    of ZeRO-3 within 60 %: the preset does not say what ranks lose at many collectives."""
     guess = predict(Request(LLAMA, CPU, seq_len=128, micro_batch=1, num_microbatches=4, **options))
     by = by_profile(guess, TAKEN, LLAMA, CPU).found.score.step_time_s / guess.score.step_time_s
-    assert 1 / 1.4 < by < 1.4
+    most = 1.6 if options.get("zero") else 1.4
+    assert 1 / most < by < most
 
 
 @pytest.mark.parametrize("gpus", [2, 4])
