@@ -25,6 +25,8 @@ DISTURBED = 0.02
 """Part of a run for which a thread was kept waiting by something else, from which the run is left out."""
 COMPUTE_AND_COMPUTE, COMPUTE_AND_TRANSFER = "compute and compute", "compute and transfer"
 _ROWS, _PRODUCTS, _TOGETHER = 256, 40, 20
+_TICK_S = 1e-6
+"""What messages cost in all where noise hides it."""
 MESSAGES, _MESSAGE_BYTES, _HOST_ROUNDS = 16, 1 << 17, 15
 """Messages by which the host's part is measured, one after another, their size, and how often."""
 RUN_S, PASSES = 8e-3, 3
@@ -171,7 +173,7 @@ def _host(made: Exchanges, bench: Bench) -> Runs:
         (took, a_cut), (both, b_cut) = (_clocked(each, 1, bench, meet=True) for each in (alone, exchanging))
         wait()
         last.clear()
-        found.append((max(0.0, both - took) / (2 * MESSAGES), a_cut or b_cut))
+        found.append((max(_TICK_S, both - took) / (2 * MESSAGES), a_cut or b_cut))
     return found[1:]  # the first connects
 
 
