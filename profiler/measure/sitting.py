@@ -14,12 +14,13 @@ from piper_core.arch.record import Architecture
 from piper_core.errors import ConfigError
 from piper_core.frontend.heap import keep_heap
 from profiler.fingerprint import Conditions, Machine, conditions, machine
+from profiler.measure.bench import Bench
 from profiler.measure.chunks import Shape, Subject, by_layers, drop, measure, measure_in_turn, subjects
 from profiler.measure.clock import clock_of
 from profiler.measure.pace import Pace
 from profiler.measure.quiet import check_priority
 from profiler.measure.repeat import LEAST, MOST, Effort
-from profiler.measure.transfers import Bench, measure_groups
+from profiler.measure.transfers import measure_groups
 from profiler.measure.updates import measure_updates
 from profiler.record import ChunkTime, Profile
 from profiler.store import add, model_digest

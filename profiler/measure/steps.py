@@ -24,10 +24,10 @@ from piper_core.runtime.lowering import Lowering
 from piper_core.runtime.model import ArchitectureSource
 from piper_core.runtime.program import RankProgram
 from piper_core.schedule.compile import Compiled
+from profiler.measure.bench import DISTURBED
 from profiler.measure.pace import Pace
 from profiler.measure.processes import LIMIT_S, on_processes
 from profiler.measure.quiet import before_others, waited_s
-from profiler.measure.transfers import DISTURBED
 
 LEAD_IN, STEPS = 1, 2
 """Steps of a burst, one right after the other, between two meetings of all ranks: those not timed, which bring a

@@ -2,57 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 from statistics import median
-from time import perf_counter
 
 import torch
 import torch.distributed as dist
 
 from piper_core.frontend.apart import apart
-from piper_core.runtime.communicator import Work
-from profiler.measure.exchanges import KINDS, THERE, Exchanges, exchanges
+from profiler.measure.bench import Bench, Runs, clocked
+from profiler.measure.exchanges import KINDS, Exchanges, exchanges
+from profiler.measure.messages import host_runs, way_runs
 from profiler.measure.processes import on_processes
-from profiler.measure.quiet import before_others, waited_s
 from profiler.record import SEND, Meeting, Overlap, Sample, Transfer
 
 SIZES = (1 << 10, 1 << 13, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 """Bytes: latency alone up to bandwidth alone."""
 LEAST = 5
-DISTURBED = 0.02
-"""Part of a run for which a thread was kept waiting by something else, from which the run is left out."""
 COMPUTE_AND_COMPUTE, COMPUTE_AND_TRANSFER = "compute and compute", "compute and transfer"
 _ROWS, _PRODUCTS, _TOGETHER = 256, 40, 20
-_TICK_S = 1e-6
-"""What messages cost in all where noise hides it."""
-MESSAGES, _MESSAGE_BYTES, _HOST_ROUNDS = 16, 1 << 17, 15
-"""Messages by which the host's part is measured, one after another, their size, and how often."""
 RUN_S, PASSES = 8e-3, 3
 """Seconds of calls in a row that one time is the mean of: by far more than ranks are apart when they start; and how
 often all kinds and sizes take turns, so that what drifts meets all of them."""
 MEETINGS = ((2, 32), (8, 32), (16, 24), (32, 16), (128, 8))
 """Small products between two exchanges, and exchanges in a row: many, since a step pays for their mean."""
-_BEFORE, _AFTER, _ON_THEIR_WAY = 64, 16, 2
-"""Small products of a rank before a message, while the other comes to wait for it, and after; and messages each way of
-which one time is the mean."""
 _MEETING_ROWS, _MEETING_BYTES, _MEETING_ROUNDS = 128, 1 << 16, 20
-
-
-@dataclass(frozen=True, slots=True)
-class Bench:
-    """Where transfers run: processes of one machine, about ``seconds`` for each kind and size, before other programs of
-    the machine with ``priority``."""
-
-    kind: str = "cpu"
-    threads: int = 1
-    seconds: float = 0.15
-    priority: bool = False
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cuda", torch.cuda.current_device()) if self.kind == "cuda" else torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +75,6 @@ def measure_transfers(ranks: int, bench: Bench, *, alone: bool = True, fork: boo
     )
 
 
-Runs = list[tuple[float, bool]]
-"""Seconds a call of every run, and whether the process was interrupted meanwhile."""
-
-
 def _slowest(by_rank: list[Runs]) -> Sample:
     """Return the time of the slowest rank in each run; runs that were interrupted anywhere are left out, if some are
     not."""
@@ -133,78 +104,7 @@ def _all(rank: int, cases: list[tuple[str, int]], bench: Bench, alone: bool) -> 
             return Rank(times, {}, [], [])
         hosts = bench.kind == "cpu"
         meetings = [_meeting(made, bench, *each) for each in MEETINGS] if hosts else []
-        return Rank(times, _overlaps(rank, bench), _host(made, bench) if hosts else [], meetings)
-
-
-def _host(made: Exchanges, bench: Bench) -> Runs:
-    """Time what a message costs a rank that computes: ranks exchange one before each piece of work, and wait for it
-    after the next, as in a pipeline's steady state. What that takes longer than the work alone is the host's part of
-    starting and finishing it, that of the communicator's threads, and what is left of waiting.
-    """
-    communicator, peer = made.communicator, made.communicator.rank ^ 1
-    if peer >= dist.get_world_size():
-        return [(0.0, False)] * _HOST_ROUNDS
-    given, came = torch.ones(_MESSAGE_BYTES // 4), torch.empty(_MESSAGE_BYTES // 4)
-    a = torch.randn(_ROWS, _ROWS)
-
-    def compute() -> None:
-        for _ in range(_PRODUCTS // 20):
-            torch.mm(a, a)
-
-    last: list[Work] = []
-
-    def wait() -> None:
-        for work in last:
-            work.wait()
-
-    def alone() -> None:
-        for _ in range(MESSAGES):
-            compute()
-
-    def exchanging() -> None:
-        for _ in range(MESSAGES):
-            now = [communicator.send(given, peer, THERE), communicator.recv(came, peer, THERE)]
-            wait()
-            last[:] = now
-            compute()
-
-    found: Runs = []
-    for _ in range(1 + _HOST_ROUNDS):
-        (took, a_cut), (both, b_cut) = (_clocked(each, 1, bench, meet=True) for each in (alone, exchanging))
-        wait()
-        last.clear()
-        found.append((max(_TICK_S, both - took) / (2 * MESSAGES), a_cut or b_cut))
-    return found[1:]  # the first connects
-
-
-def _on_their_way(made: Exchanges, size: int, bench: Bench) -> tuple[float, bool]:
-    """Return the mean seconds from sending a message until a rank that waits for it has it, and whether something else
-    kept this process waiting. Ranks take turns; who sends has computed and computes on, as in a pipeline, where one
-    that does nothing would let its core fall asleep. Each message says when it was sent, by the machine's one clock."""
-    communicator, peer = made.communicator, made.communicator.rank ^ 1
-    given = torch.zeros(max(1, size // 8), dtype=torch.float64)
-    came, a = torch.empty_like(given), torch.randn(_MEETING_ROWS, _MEETING_ROWS)
-
-    def compute(products: int) -> None:
-        for _ in range(products):
-            torch.mm(a, a)
-
-    took = 0.0
-    with before_others(bench.priority):
-        dist.barrier()
-        before, start = waited_s(), perf_counter()
-        for turn in range(2 * _ON_THEIR_WAY):
-            if turn % 2 == communicator.rank:
-                compute(_BEFORE)
-                given[0] = perf_counter()
-                sent = communicator.send(given, peer, THERE)
-                compute(_AFTER)
-                sent.wait()
-            else:
-                communicator.recv(came, peer, THERE).wait()
-                took += perf_counter() - float(came[0])
-        cut = waited_s() - before > DISTURBED * (perf_counter() - start)
-    return took / _ON_THEIR_WAY, cut
+        return Rank(times, _overlaps(rank, bench), host_runs(made, bench) if hosts else [], meetings)
 
 
 def _times_of_all(made: Exchanges, cases: list[tuple[str, int]], bench: Bench) -> list[Runs]:
@@ -212,7 +112,7 @@ def _times_of_all(made: Exchanges, cases: list[tuple[str, int]], bench: Bench) -
     for each, size in cases:
         call = made.call(each, size)
         call()
-        once = _agreed(_clocked(call, 3, bench)[0], bench)
+        once = _agreed(clocked(call, 3, bench)[0], bench)
         inner = max(1, min(200, ceil(RUN_S / once)))
         calls.append(call)
         rows.append((inner, max(LEAST, min(40, int(bench.seconds / (once * inner))))))
@@ -222,9 +122,9 @@ def _times_of_all(made: Exchanges, cases: list[tuple[str, int]], bench: Bench) -
             sends = cases[i][0] == SEND
             for _ in range(turn, runs, PASSES):
                 if sends and bench.kind == "cpu":
-                    found[i].append(_on_their_way(made, cases[i][1], bench))
+                    found[i].append(way_runs(made, cases[i][1], bench))
                     continue
-                took, cut = _clocked(calls[i], inner, bench, meet=True)
+                took, cut = clocked(calls[i], inner, bench, meet=True)
                 found[i].append((took / (2 if sends else 1), cut))  # there and back
     return found
 
@@ -246,27 +146,11 @@ def _meeting(made: Exchanges, bench: Bench, products: int, times: int) -> tuple[
     found: list[tuple[float, float, float, bool]] = []
     for _ in range(_MEETING_ROUNDS):
         (alone, a_cut), (row, b_cut), (together, c_cut) = (
-            _clocked(each, times, bench, meet=True) for each in (compute, exchange, both)
+            clocked(each, times, bench, meet=True) for each in (compute, exchange, both)
         )
         found.append((alone, row, together, a_cut or b_cut or c_cut))
     alone_s, row_s = (median(each[i] for each in found) for i in (0, 1))
     return alone_s, [(max(alone_s, together - row_s) / alone_s, cut) for _, _, together, cut in found]
-
-
-def _clocked(call: Callable[[], object], times: int, bench: Bench, *, meet: bool = False) -> tuple[float, bool]:
-    """Return seconds a call, and whether something else kept this process waiting; all ranks begin when they have met,
-    if they are to."""
-    with before_others(bench.priority):
-        if meet:
-            dist.barrier()
-        before = waited_s()
-        start = perf_counter()
-        for _ in range(times):
-            call()
-        if bench.kind == "cuda":
-            torch.cuda.synchronize()
-        took = perf_counter() - start
-    return took / times, waited_s() - before > DISTURBED * took
 
 
 def _agreed(value: float, bench: Bench) -> float:
@@ -291,7 +175,7 @@ def _overlaps(rank: int, bench: Bench) -> dict[str, Runs]:
 
     def alone_s() -> float:
         """Rank 0 computes, and the others wait in the reduction."""
-        return _agreed(_clocked(compute, 1, bench)[0] if rank == 0 else 0.0, bench)
+        return _agreed(clocked(compute, 1, bench)[0] if rank == 0 else 0.0, bench)
 
     def wait(works: list[dist.Work]) -> None:
         for work in works:
@@ -302,16 +186,16 @@ def _overlaps(rank: int, bench: Bench) -> dict[str, Runs]:
         compute()
         wait(works)
 
-    _clocked(compute, 2, bench)
+    clocked(compute, 2, bench)
     least = min(alone_s() for _ in range(3))
-    one = _agreed(min(_clocked(lambda: wait(transfers(1)), 1, bench, meet=True)[0] for _ in range(3)), bench)
+    one = _agreed(min(clocked(lambda: wait(transfers(1)), 1, bench, meet=True)[0] for _ in range(3)), bench)
     times = max(1, round(least / one))
     beside, crossed = [], []
     for _ in range(_TOGETHER):
         alone = alone_s()
-        took, cut = _clocked(compute, 1, bench, meet=True)
+        took, cut = clocked(compute, 1, bench, meet=True)
         beside.append((took / alone, cut))
-        moved = _agreed(_clocked(lambda: wait(transfers(times)), 1, bench, meet=True)[0], bench)
-        took, cut = _clocked(both, 1, bench, meet=True)
+        moved = _agreed(clocked(lambda: wait(transfers(times)), 1, bench, meet=True)[0], bench)
+        took, cut = clocked(both, 1, bench, meet=True)
         crossed.append((took / max(alone, moved), cut))
     return {COMPUTE_AND_COMPUTE: beside, COMPUTE_AND_TRANSFER: crossed}

@@ -12,11 +12,12 @@ import torch
 from piper_core.arch.presets import preset
 from piper_core.errors import ConfigError, PiperError
 from profiler.measure import transfers
+from profiler.measure.bench import Bench
 from profiler.measure.clock import CudaClock, Timing
 from profiler.measure.processes import on_processes
 from profiler.measure.quiet import before_others, check_priority, waited_s
 from profiler.measure.steps import Trial, measure_steps
-from profiler.measure.transfers import Bench, measure_groups, measure_transfers
+from profiler.measure.transfers import measure_groups, measure_transfers
 from profiler.spec import load_cluster
 from search.predict import predict
 from search.request import Request
