@@ -20,7 +20,7 @@ from piper_core.schedule.grid import Grid, Layout
 from search.cost.base import CostModel
 from search.floors import Floors
 from search.partial_bound import COMPUTE_BYTES, GRADIENT_BYTES, OVERLAPPING, overlaps
-from search.passage import passage
+from search.passage import Route, arrivals, passage
 from search.replay import Times, numbered, replay
 from search.route import route_of, row_ends
 from search.row_parts import (
@@ -65,19 +65,17 @@ class Bounds(Floors):
         family, shape = FAMILIES[config.schedule], self.shape(config)
         overlapping, split, norm = overlaps(config), family.splits_backward, self.norm_s(config)
         ends, rows = self._ends(config, shape, overlapping, split), self._busy(config, shape, overlapping, split)
-        frame = self.frame(config)
+        frame, route = self.frame(config), self._route(config, shape, overlapping, split)
         before, after = frame.before, frame.late
+        m = config.num_microbatches // (2 if config.layout is Layout.BIDIRECTIONAL else 1)
         if not split and family.layout is Layout.LOOP:
             after = np.maximum(after, rows.tail + after[0])
         best = max(float(frame.longest(before + frame.work + after).max()), float((before + ends.between).max()),
-                   self._passage(config, shape, ends, overlapping, split))  # fmt: skip
+                   passage(route, m, frame.arrives, ends.ready, ends.reduce))  # fmt: skip
         if gap is not None and best + norm < enough:
-            waits = self.waits(config, rows, overlapping, split, gap, capacity_bytes)
+            waits = self.waits(config, rows, frame, gap, capacity_bytes)
             alone = frame.compute if overlapping else frame.work
-            held = np.maximum(
-                before + np.maximum(frame.work, waits.hold),
-                np.maximum(before, ends.enter + waits.fill) + alone + waits.drain,
-            )
+            held = before + np.maximum(np.maximum(frame.work, waits.hold), alone + waits.idle)
             best = max(best, float(frame.longest(held + after).max()), waits.mean + float((before + after).mean()))
         return best + norm
 
@@ -86,19 +84,19 @@ class Bounds(Floors):
         shape, overlapping, split = self.shape(config), overlaps(config), FAMILIES[config.schedule].splits_backward
         ends, rows = self._ends(config, shape, overlapping, split), self._busy(config, shape, overlapping, split)
         share = config.num_microbatches / (2 if config.layout is Layout.BIDIRECTIONAL else 1)
+        arrives = arrivals(self._route(config, shape, overlapping, split), ends.enter, ends.ready)
         return Frame(
-            ends.enter, np.maximum(ends.enter + rows.head, ends.update), ends.late, share * rows.work,
-            share * rows.compute, np.maximum(share * rows.talk, ends.talk), ends.floor,
+            ends.enter, np.maximum(arrives[rows.first], ends.update), ends.late, share * rows.work,
+            share * rows.compute, ends.talk, share * rows.talk, ends.floor, arrives,
             ends.reduce * (config.zero < 2), self.cost.overlap_slowdown - 1,
         )  # fmt: skip
 
-    def _passage(self, config: Configuration, shape: Shape, ends: RowEnds, overlapping: bool, split: bool) -> float:
+    def _route(self, config: Configuration, shape: Shape, overlapping: bool, split: bool) -> Route:
         known = shape.routes.get((overlapping, split))
         if known is None:
             chains = self.chains(config, shape) if overlapping else None
             known = shape.routes[overlapping, split] = route_of(config, shape, chains, split)
-        m = config.num_microbatches // (2 if config.layout is Layout.BIDIRECTIONAL else 1)
-        return passage(known, m, ends.enter, ends.ready, ends.reduce)
+        return known
 
     def busy_bound(self, config: Configuration) -> float:
         """Return the part of :meth:`time_bound` that does not depend on the ZeRO stage: no reduction, no update."""

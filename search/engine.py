@@ -84,18 +84,23 @@ def search(
             reorder = Reorder(state, run)
             if tuned:
                 reorder.begin()
-            state.main = generator
+            state.main, promising = generator, list[Configuration]()
             while state.running():
                 state.floor = generator.bound()
                 batch = generator.ask(BATCH, state.threshold(max(top, REORDERED)), state.deadline_s())
-                if generator.expired or not batch:
-                    result.stopped = "budget" if generator.expired else "proved"
+                if generator.expired:
                     break
-                reorder.end()
-                state.evaluate(batch, generator, run)
+                if batch:
+                    reorder.end()
+                    if not state.evaluate(batch, generator, run):
+                        break
+                else:
+                    result.stopped = "proved"
+                    result.batches[0] += 1  # it was expanded for
+                promising = generator.promising()
             result.stopped = result.stopped or "budget"
             if tuned:
-                tune_best(state, space, run, reorder, seed, journal)
+                tune_best(state, space, run, reorder, promising, seed, journal)
             _prove(state, top, run)
         except KeyboardInterrupt:
             result.stopped = "interrupted"

@@ -8,11 +8,12 @@ from math import inf
 import numpy as np
 
 from piper_core.ir.dag import Floats
+from piper_core.schedule.families import FAMILIES
 from piper_core.schedule.grid import Layout, rows_of_stage
 from search.life import Lives, Stages, Waits, lives_of
-from search.partial_bound import COMPUTE_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES, backward_s, compute_s
+from search.partial_bound import COMPUTE_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES, backward_s, compute_s, overlaps
 from search.replay import numbered, peaks_of
-from search.row_parts import RowWork, alive_chunks, flows_of, places_of_row
+from search.row_parts import Frame, RowWork, alive_chunks, flows_of, places_of_row
 from search.shape import Shape, Shapes
 from search.space import Configuration
 from search.stage_costs import PhaseSeconds, shards_of
@@ -93,7 +94,7 @@ class Floors(Shapes):
             if overlapping:
                 chains = np.add.reduceat(self.chains(config, shape)[places], starts)
                 work, hidden = np.maximum(work, chains.max(axis=1)), talk
-            known = RowWork(passed[first, 0], work, passed[first, 1], compute, hidden)
+            known = RowWork(first, passed[first, 0], work, passed[first, 1], compute, hidden)
             shape.busy[overlapping, split] = known
         return known
 
@@ -117,27 +118,23 @@ class Floors(Shapes):
         found = [layer, *([embed] if stage == 0 else []), *([head] if stage == stages - 1 else [])]
         return sum(e.f_exchange for e in found), sum(max(e.b_exchange, e.bi_exchange) for e in found)
 
-    def waits(
-        self, config: Configuration, work: RowWork, overlapping: bool, split: bool, gap: float, capacity_bytes: float
-    ) -> Waits:
+    def waits(self, config: Configuration, work: RowWork, frame: Frame, gap: float, capacity_bytes: float) -> Waits:
         """Return what memory costs rows in any order that fits, at least; ``inf`` where not even one microbatch fits.
 
         What is held at once leaves room for the workspace of the backward that frees some of it, but where that was
         through before (BI).
         """
-        shape = self.shape(config)
+        shape, overlapping, split = self.shape(config), overlaps(config), FAMILIES[config.schedule].splits_backward
         mine, lives = self.held(config, shape), self._lives(config, shape, overlapping, split)
         share = config.num_microbatches / (2 if config.layout is Layout.BIDIRECTIONAL else 1)
         more = self.room(config, gap, capacity_bytes)
         if (more < mine.one).any():
-            return Waits(np.full(len(more), inf), inf, inf, inf)
+            return Waits(np.full(len(more), inf), inf, inf)
         room = more - mine.least_workspace
-        fill, drain = lives.fill(room, share), lives.drain(more, share)
-        both = (fill > 0.0) & (drain > 0.0) & (share * lives.forward_work <= room * lives.forward_rate)
-        most = np.maximum(fill, drain)  # where all forwards may come first
+        begun, turned = frame.before - frame.enter, float(frame.arrives[-1]) - frame.enter
         return Waits(
-            share * lives.hold(room, work.work), np.maximum(0.0, np.where(both, most, fill)),
-            np.maximum(0.0, np.where(both, 0.0, drain)), share * lives.mean(more) if split else 0.0,
+            share * lives.hold(room, work.work), lives.idle(room, more, share, begun, turned),
+            share * lives.mean(more) if split else 0.0,
         )  # fmt: skip
 
     def room(self, config: Configuration, gap: float, capacity_bytes: float) -> Floats:
@@ -159,6 +156,7 @@ class Floors(Shapes):
                 [s.forward(exchange=exchange) for s in shape.stages],
                 [backward(s, exchange=exchange) for s in shape.stages],
                 [s.weight_backward(exchange=exchange) if split else 0.0 for s in shape.stages],
+                [s.weight_backward() if split else 0.0 for s in shape.stages],
             )  # fmt: skip
             known = lives_of([flows_of(config.layout, row) for row in shape.mine], stages, overlapping=overlapping)
             self._last_lives = shape, (overlapping, split), known

@@ -24,12 +24,12 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Seconds that memory costs rows at least, shape (rows,): ``hold`` in all, or idle before the first backward
-    (``fill``) and after the last forward (``drain``) besides their work; ``mean`` what all rows hold on average."""
+    """Seconds that rows take at least since their first forward, shape (rows,): ``hold`` because of what memory holds;
+    ``idle`` besides their compute, before the first backward and after the last forward. ``mean`` is what all rows hold
+    on average."""
 
     hold: Floats
-    fill: Floats | float
-    drain: Floats | float
+    idle: Floats | float
     mean: float
 
 
@@ -38,7 +38,7 @@ class Stages:
     """All stages of a pipeline for one microbatch. Bytes from F to the backward's end, and from BI to BW; seconds of F,
     of B (BI where weights follow apart), and of the ``hop`` to the next stage. Then what they are at least where a row
     begins or ends with them, or overlaps them: of F from its second piece; of F, B and BW what a row is busy with (BW
-    takes nothing where it is never apart)."""
+    takes nothing where it is never apart). Last, of BW by itself (``weight``)."""
 
     saved: Sequence[float]
     stash: Sequence[float]
@@ -49,6 +49,7 @@ class Stages:
     forward_work: Sequence[float]
     backward_work: Sequence[float]
     weight_work: Sequence[float]
+    weight: Sequence[float]
 
     def __post_init__(self) -> None:
         self._down = list(accumulate((f + h for f, h in zip(self.forward, (*self.hop, 0.0), strict=True)), initial=0.0))
@@ -73,7 +74,9 @@ class Life(NamedTuple):
 
     A row's first backward starts no earlier than ``first`` seconds after the step, its last action ends ``last`` after
     its last forward at least. Work in seconds for each byte that it leaves, or that it frees, is at most the rates;
-    ``forward_work`` and ``backward_work`` are those of a microbatch.
+    ``forward_work`` and ``backward_work`` are those of a microbatch. By themselves forwards, and what follows them, are
+    work for at most a part of their time (``forward_part``, ``backward_part``); ``alone`` is the rest of a microbatch.
+    No single forward or backward has more work than ``most``.
     """
 
     phases: list[tuple[float, float]]
@@ -83,6 +86,10 @@ class Life(NamedTuple):
     backward_work: float
     forward_rate: float
     backward_rate: float
+    forward_part: float
+    backward_part: float
+    alone: float
+    most: float
 
 
 def life_of(flows: Sequence[Sequence[int]], stages: Stages, *, overlapping: bool) -> Life:
@@ -114,7 +121,14 @@ def life_of(flows: Sequence[Sequence[int]], stages: Stages, *, overlapping: bool
     forward_rate = max([stages.forward_work[s] / saved[s] for s in mine])
     forward_work = sum([stages.forward_work[s] for s in mine])
     backward_work = sum([stages.backward_work[s] + weights[s] for s in mine])
-    return Life(phases, min(firsts), min(lasts), forward_work, backward_work, forward_rate, max(rates))
+    works = [(stages.forward_work[s], stages.forward[s]) for s in mine]
+    backwards = [(stages.backward_work[s], back[s]) for s in mine]
+    parts = [*backwards, *[(weights[s], stages.weight[s]) for s in mine if weights[s]]]
+    return Life(
+        phases, min(firsts), min(lasts), forward_work, backward_work, forward_rate, max(rates),
+        max([work / whole for work, whole in works]), max([work / whole for work, whole in parts]),
+        sum([whole - work for work, whole in works + backwards]), max([work for work, _ in works + parts]),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +163,11 @@ def delays_of(rows: Sequence[Sequence[Sequence[int]]], stages: Stages, *, overla
 
 @dataclass(frozen=True, slots=True)
 class Lives:
-    """What all rows hold of a microbatch: :class:`Life` by row, shape (rows,), phases (rows, phases)."""
+    """What all rows hold of a microbatch: :class:`Life` by row, shape (rows,), phases (rows, phases); ``turn`` is the
+    seconds of a forward until the last stage begins with it."""
 
+    delays: Delays
+    turn: float
     size: Floats
     seconds: Floats
     first: Floats
@@ -159,7 +176,10 @@ class Lives:
     backward_work: Floats
     forward_rate: Floats
     backward_rate: Floats
-    delays: Delays
+    forward_part: Floats
+    backward_part: Floats
+    alone: Floats
+    most: Floats
 
     def hold(self, room: Floats, enough: Floats) -> Floats:
         """Return how long rows with ``room`` bytes are at it for one microbatch of each flow, at least; what is below
@@ -179,15 +199,23 @@ class Lives:
         found = [float(self.weigh(room, n).sum()) + self.delays.weigh(room, n) for n in range(MOST + 1)]
         return max(found) / len(room)
 
-    def fill(self, room: Floats, share: float) -> Floats:
-        """Return how long rows are idle before their first backward of ``share`` at least: no more forwards can come
-        before than there are, and what they make stays held."""
-        return self.first - np.minimum(share * self.forward_work, room * self.forward_rate)
+    def idle(self, room: Floats, more: Floats, share: float, begun: Floats, turned: float) -> Floats:
+        """Return the seconds that rows do not compute, at least, after their first forward of ``share``, which starts
+        once the step has ``begun`` so long before; the model's last stage may start after ``turned``.
 
-    def drain(self, room: Floats, share: float) -> Floats:
-        """Return how long rows are idle after the last of ``share`` forwards at least: no more backwards can come after
-        than there are, and what they free was held."""
-        return self.last - np.minimum(share * self.backward_work, room * self.backward_rate)
+        No more forwards can come before the first backward than there are, and what they make stays held in ``room``;
+        no more backwards can come after the last forward than there are, and what they free was held (``more``). No
+        overlap group hides what these communicate; where all forwards come first, there is none.
+        """
+        first, ahead = self.first + turned - self.turn, np.minimum(share * self.forward_work, room * self.forward_rate)
+        behind = np.minimum(share * self.backward_work, more * self.backward_rate)
+        ends = self.most * (1 - self.forward_part), self.most * (1 - self.backward_part)
+        lone = np.minimum(ahead, self.forward_part * (first - begun) + ends[0])
+        follow = np.minimum(behind, self.backward_part * self.last + ends[1])
+        fill, drain = np.maximum(0.0, first - begun - lone), np.maximum(0.0, self.last - follow)
+        apart = np.maximum(np.maximum(first - begun - ahead, self.last - behind), share * self.alone)
+        mixed = fill + drain
+        return np.where(share * self.forward_work <= room * self.forward_rate, np.minimum(mixed, apart), mixed)
 
 
 def weights(part: Floats, places: int) -> Floats:
@@ -200,6 +228,5 @@ def lives_of(rows: Sequence[Sequence[Sequence[int]]], stages: Stages, *, overlap
     each = [life_of(flows, stages, overlapping=overlapping) for flows in rows]
     most = max(len(life.phases) for life in each)
     padded = np.asarray([[*life.phases, *[(0.0, 0.0)] * (most - len(life.phases))] for life in each])
-    first, last, *works, ahead, back = np.asarray([life[1:] for life in each]).T
-    delays = delays_of(rows, stages, overlapping=overlapping)
-    return Lives(padded[..., 0], padded[..., 1], first, last, works[0], works[1], ahead, back, delays)
+    delays, turn = delays_of(rows, stages, overlapping=overlapping), stages.through(0, len(stages.forward) - 1)
+    return Lives(delays, turn, padded[..., 0], padded[..., 1], *np.asarray([life[1:] for life in each]).T)

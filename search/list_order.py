@@ -1,31 +1,92 @@
-"""The order of a configuration by the list scheduler, in place of the one that its family emits."""
+"""The order of a configuration by list scheduling, in place of the one that its family emits."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from piper_core.errors import InfeasibleError
+from piper_core.ir.action import ActionKind
 from piper_core.names import Phase
-from piper_core.schedule.families import FAMILIES
+from piper_core.schedule.families import FAMILIES, get_family
 from piper_core.schedule.grid import Grid
 from piper_core.schedule.list_decode import Network, replay
 from piper_core.schedule.list_problem import ListProblem, Order, action_of, pipeline_problem, to_grid
 from piper_core.schedule.list_scheduler import list_schedule
 from search.bound import Bounds
 from search.cost.memory import TIGHT_GAPS
+from search.filled_order import StageWork, filled
 from search.partial_bound import overlaps
 from search.space import Configuration
+from search.stage_costs import PhaseSeconds
 
 MARGIN = 0.02
 """Part of a device's memory that the order leaves to what it does not see: buffers and workspace."""
+LONGEST = 8_000
+"""Actions of a step up to which an order is found from nothing (16,000 take it 10 s and more)."""
+LONGEST_FILLED = 60_000
+"""Actions of a step up to which its family's order is filled (0.3 s for each of 25,000)."""
+WAITS = 0.6, 0.3
+"""Parts of a weight gradient for which a row would wait from which on it computes one."""
+
+
+def orderable(config: Configuration) -> bool:
+    """Say whether :func:`list_grids` has orders of a configuration: there are others, and it is not too long."""
+    actions = 3 * config.stages * config.num_microbatches
+    longest = LONGEST_FILLED if FAMILIES[config.schedule].splits_backward else LONGEST
+    return config.pp > 1 and config.num_microbatches > 1 and actions <= longest
 
 
 def list_grids(config: Configuration, bounds: Bounds, *, effort: int = 1) -> tuple[Grid, ...]:
     """Return orders of a configuration's compute on its rows that are short at the stages' own seconds and keep each
-    row's memory: one with weight gradients at once, and where its family has them apart, one with them apart. Of a
-    family with overlap groups, neighbours that need nothing of each other are one. ``effort`` is the scheduler's.
+    row's memory: its family's with weight gradients where rows would wait, where that has them apart; and, of steps
+    that are not too long, orders found from nothing. ``effort`` is the scheduler's.
 
     Raises:
         InfeasibleError: no order keeps the memory of some row.
     """
+    found = tuple(_filled(config, bounds)) if FAMILIES[config.schedule].splits_backward else ()
+    if found and 3 * config.stages * config.num_microbatches > LONGEST:
+        return found
+    try:
+        return *found, *_scheduled(config, bounds, effort)
+    except InfeasibleError:
+        if not found:
+            raise
+        return found
+
+
+def _filled(config: Configuration, bounds: Bounds) -> Iterator[Grid]:
+    """Yield the family's order, filled: more and fewer overlap groups leave their weight gradients for later."""
+    shape, pp = bounds.shape(config), config.pp
+    held, slower = bounds.held(config, shape), bounds.cost.overlap_slowdown - 1
+    family = get_family(config.schedule).grid(pp, config.num_microbatches, config.virtual_stages)
+    works = [
+        _work(piece, slower, saved, stash)
+        for piece, saved, stash in zip(shape.stages, held.saved, held.stash, strict=True)
+    ]
+    room = bounds.room(config, TIGHT_GAPS[1], bounds.capacity_bytes * (1 - MARGIN)) - max(held.workspace)
+    lates = [(pp, WAITS[0]), (2 * pp, WAITS[0]), (pp // 2, WAITS[0])] if overlaps(config) else [(0, WAITS[0])]
+    for late, wait in [*lates, (lates[0][0], WAITS[1])]:
+        yield filled(family, works, shape.message_s, room.tolist(), late=late, wait=wait)
+
+
+def _work(piece: PhaseSeconds, slower: float, saved: float, stash: float) -> StageWork:
+    """Return the costs of one stage; in an overlap group what it communicates slows compute down, and no more."""
+    alone = {
+        ActionKind.F: piece.forward(), ActionKind.B: piece.backward(), ActionKind.BI: piece.input_backward(),
+        ActionKind.BW: piece.weight_backward(),
+    }  # fmt: skip
+    compute = {
+        ActionKind.F: piece.forward(exchange=False), ActionKind.B: piece.backward(exchange=False),
+        ActionKind.BI: piece.input_backward(exchange=False),
+    }  # fmt: skip
+    grouped = {kind: seconds + slower * (alone[kind] - seconds) for kind, seconds in compute.items()}
+    return StageWork(alone, grouped, saved, stash)
+
+
+def _scheduled(config: Configuration, bounds: Bounds, effort: int) -> tuple[Grid, ...]:
+    """Return orders found from nothing: one with weight gradients at once, and where the family has them apart, one
+    with them apart. Of a family with overlap groups, neighbours that need nothing of each other are one."""
     grids: list[Grid] = []
     for split in (True, False) if FAMILIES[config.schedule].splits_backward else (False,):
         problem = _problem(config, bounds, split=split)

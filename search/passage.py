@@ -70,17 +70,25 @@ class Route:
         )  # fmt: skip
 
 
-def passage(by: Route, m: int, enter: float, ready: Floats, reduce: Floats) -> float:
-    """Return the seconds from the norm of the step before to the end of all reductions, at least, in any order.
+def arrivals(by: Route, enter: float, ready: Floats) -> Floats:
+    """Return when the first forward of each stage may start, at least, since the norm of the step before.
 
-    ``m`` microbatches pass; the first may start at ``enter``. ``ready`` is when all parameters of a stage are there,
-    before which no forward of it ends. The last backward of a stage ends when its row has done what all others needed
-    before theirs; then it goes up through the stages before. A stage is reduced in ``reduce`` seconds from its last
-    backward on. A row does one forward and one backward at a time.
+    That of the first stage may start at ``enter``. ``ready`` is when all parameters of a stage are there, before which
+    no forward of it ends.
     """
     start = np.concatenate(([0.0], np.cumsum(by.down[:-1] + by.hop)))
     after = np.concatenate(([enter], ready[:-1] + by.hop - start[1:]))
-    arrives = start + np.maximum.accumulate(after)
+    return np.asarray(start + np.maximum.accumulate(after))
+
+
+def passage(by: Route, m: int, arrives: Floats, ready: Floats, reduce: Floats) -> float:
+    """Return the seconds from the norm of the step before to the end of all reductions, at least, in any order.
+
+    ``m`` microbatches pass; the first ``arrives`` and stages are ``ready`` as :func:`arrivals` says. The last backward
+    of a stage ends when its row has done what all others needed before theirs; then it goes up through the stages
+    before. A stage is reduced in ``reduce`` seconds from its last backward on. A row does one forward and one backward
+    at a time.
+    """
     first, others = np.maximum(arrives + by.down, ready), m - 1
     entered, arrived = first[by.entry], arrives[by.entry]
     done = np.maximum(first + others * by.through, entered + others * by.all_through) + by.up

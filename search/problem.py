@@ -101,8 +101,10 @@ class Problem:
         Raises:
             DirectiveError, PlanError, InfeasibleError: as :meth:`score`.
         """
-        fewer = representative(config) if self._long(config) else None
-        if fewer is None or not self.direct.covers(config):
+        if not (self._long(config) and self.direct.covers(config)):
+            return self._slow(config)
+        fewer = representative(config) if config.order == "family" else config.num_microbatches
+        if fewer is None:
             return self._slow(config)
         base = replace(self.base, global_batch=config.dp * config.micro_batch * fewer)
         program, mesh, _ = self.program(replace(config, num_microbatches=fewer))
@@ -110,11 +112,11 @@ class Problem:
         return self.direct.score(config)
 
     def _long(self, config: Configuration) -> bool:
-        return config.order == "family" and config.num_microbatches * len(self.model.chunks) >= LONG
+        return config.num_microbatches * len(self.model.chunks) >= LONG
 
     def _slow(self, config: Configuration) -> Score:
         """Build, verify and simulate a configuration; a long one of a large model by two with fewer microbatches."""
-        shorter = rounds(config) if self._long(config) else None
+        shorter = rounds(config) if config.order == "family" and self._long(config) else None
         if shorter is None:
             return self._score(config, self.base)
 

@@ -62,10 +62,11 @@ class RowEnds:
 
 @dataclass(frozen=True, slots=True)
 class RowWork:
-    """What rows do themselves, in seconds, shape (rows,): ``head`` before one can start, ``work`` of one microbatch and
-    ``tail`` after its last; of the work what is ``compute``, and beside it what the busier of the streams of inner
-    collectives takes where overlap groups may hide them, ``talk``."""
+    """What rows do themselves, in seconds, shape (rows,): ``head`` before one can start with its ``first`` stage,
+    ``work`` of one microbatch and ``tail`` after its last; of the work what is ``compute``, and beside it what the
+    busier of the streams of inner collectives takes where overlap groups may hide them, ``talk``."""
 
+    first: Ints
     head: Floats
     work: Floats
     tail: Floats
@@ -78,8 +79,10 @@ class Frame:
     """What holds for a step whatever a row does inside, in seconds, shape (rows,): what comes ``before`` its first
     forward, which is later than when the model's may ``enter``, and, of data parallelism, after its last backward
     (``late``); its own ``work`` of the whole step, and what of that is ``compute``; what the busiest of its streams of
-    collectives takes (``talk``), and when those may be through (``floor``). While one runs, compute takes ``slower``
-    longer for each second. What it takes to ``reduce`` each stage once a step, shape (stages,)."""
+    collectives takes, of those of data parallelism (``talk``) and of those inside actions (``inner``), which run
+    neither before the first action nor after the last; and when the former may be through (``floor``). While one runs,
+    compute takes ``slower`` longer for each second. Of stages, shape (stages,): when the first forward ``arrives``, and
+    what it takes to ``reduce`` one once a step."""
 
     enter: float
     before: Floats
@@ -87,18 +90,25 @@ class Frame:
     work: Floats
     compute: Floats
     talk: Floats
+    inner: Floats
     floor: Floats
+    arrives: Floats
     reduce: Floats
     slower: float
 
+    @property
+    def alone(self) -> Floats:
+        """How long rows need so that no collective runs beside compute: what is not compute hides them for nothing."""
+        return self.compute + np.maximum(self.talk, self.before + self.inner + self.late)
+
     def longest(self, least: Floats) -> Floats:
-        """Return what a step takes at least in which rows are busy or idle for so long without what overlapping costs;
-        what is not compute hides collectives for nothing."""
-        return np.maximum(least + self.slower * np.maximum(0.0, self.talk - (least - self.compute)), self.floor)
+        """Return what a step takes at least in which rows are busy or idle for so long without what overlapping
+        costs."""
+        return np.maximum(least + self.slower * np.maximum(0.0, self.alone - least), self.floor)
 
     def within(self, seconds: float, row: int) -> float:
         """Return for how long a row may be busy or idle so that :meth:`longest` is no more than ``seconds``."""
-        most = float(self.talk[row] + self.compute[row])
+        most = float(self.alone[row])
         return (seconds - self.slower * most) / (1 - self.slower) if seconds < most and self.slower < 1 else seconds
 
 

@@ -10,7 +10,7 @@ from math import inf
 from search.candidate import Outcome, Score
 from search.database import Database
 from search.generators.base import Generator
-from search.generators.best_first import less
+from search.generators.best_first import BestFirst, less
 from search.problem import Candidate, Problem
 from search.result import Result
 from search.space import Configuration
@@ -42,7 +42,7 @@ class State:
         self.known = database.known if database is not None else {}
         self.told: set[Configuration] = set()
         self.told_main: set[Configuration] = set()
-        self.main: Generator | None = None
+        self.main: BestFirst | None = None
         self.tightest: tuple[float, Candidate | None] = (inf, None)
         self.floor = inf  # what an interrupt in mid-expansion may lose from the generator
 

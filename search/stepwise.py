@@ -21,15 +21,15 @@ from search.stage_costs import PhaseSeconds, shards_of
 
 Phase: TypeAlias = Callable[..., float]
 """A method of :class:`PhaseSeconds`."""
-WIDEST = 2
-"""Stages of a row up to which its orders are followed."""
+WIDEST, DEEPEST = 2, 16
+"""Stages of a row, and rows, up to which orders are followed: beyond, too many begin alike."""
 
 
 def stepwise_bound(bounds: Bounds, config: Configuration, gap: float, capacity_bytes: float, enough: float) -> float:
     """Return seconds that a step takes at least in any order that fits ``capacity_bytes``, since no order of its first
     or of its busiest row is quicker; ``enough`` where that is less."""
     shape, norm = bounds.shape(config), bounds.norm_s(config)
-    if len(shape.mine[0]) > WIDEST:
+    if len(shape.mine[0]) > WIDEST or config.pp > DEEPEST:
         return 0.0
     frame, room = bounds.frame(config), bounds.room(config, gap, capacity_bytes)
     busiest = int(np.argmax(frame.longest(frame.before + frame.work + frame.late)))

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
 
 from piper_core.schedule.families import FAMILIES
 from search.candidate import Score
+from search.list_order import orderable
 from search.partial_bound import overlaps
-from search.space import Configuration, Space
+from search.space import OUTERS, Configuration, Space
 from search.state import State
 from search.workers import Outcomes, Run
 
 BATCH = 8
 """Configurations evaluated between two decisions, whatever the number of workers."""
 REORDERED = 5
-"""Best candidates whose compute the list scheduler orders anew."""
-LONGEST = 8000
-"""Actions of a step up to which it does (16,000 take it 10 s and more)."""
+"""Best candidates, and others of which most can be hoped for, whose compute is ordered anew."""
 TUNED = 2
 """Best candidates for which other buckets, prefetches and streams are tried."""
 
@@ -43,6 +43,15 @@ class _Given:
         return self.least
 
 
+def _different(configs: Iterable[Configuration]) -> dict[Configuration, Configuration]:
+    """Return the first few that can be ordered anew, of those that differ in family or mesh order alone one."""
+    found: dict[Configuration, Configuration] = {}
+    for config in configs:
+        if orderable(config) and len(found) < REORDERED:
+            found.setdefault(_unordered(config), config.plain)
+    return found
+
+
 class Reorder:
     """The list scheduler's orders of the best so far. Other processes find them while this one bounds."""
 
@@ -52,17 +61,19 @@ class Reorder:
         self.orders: list[Configuration] = []
         self.begun: Outcomes = iter(())
 
-    def begin(self) -> None:
-        fresh: dict[Configuration, Configuration] = {}
-        for candidate in self.state.result.candidates:
-            config = candidate.config.plain
-            actions = 3 * config.stages * config.num_microbatches
-            if config.pp > 1 and config.num_microbatches > 1 and actions <= LONGEST:
-                fresh.setdefault(_unordered(config), config)
-        fresh = dict(list(fresh.items())[:REORDERED])
-        self.orders = [replace(config, order="list") for key, config in fresh.items() if key not in self.ordered]
+    def begin(self, promising: Sequence[Configuration] = ()) -> None:
+        """Begin with the best candidates, and with those that are ``promising``, while they may be better than the best
+        in another order: what may be best comes first."""
+        state, best = self.state, [c.config for c in self.state.result.candidates]
+        chosen = {**_different(best), **_different(promising)}
+        fresh = {key: config for key, config in chosen.items() if key not in self.ordered}
         self.ordered.update(fresh)
-        self.begun = self.state.begin(self.orders, self.run)
+        configs = list(fresh.values())
+        if state.main is not None:
+            least = {config: state.main.bound_of(config) for config in configs}
+            configs = sorted((c for c in configs if least[c] < state.threshold(1)), key=lambda c: (least[c], c))
+        self.orders = [replace(config, order="list") for config in configs]
+        self.begun = state.begin(self.orders, self.run)
 
     def end(self) -> None:
         """Take the orders, one batch each: all of the budget is theirs, since nothing else gains as much."""
@@ -81,14 +92,18 @@ class Reorder:
         result.stopped, state.share, self.orders = stopped, share, []
 
 
-def tune(state: State, space: Space, run: Run, reorder: Reorder, seed: int, journal: Path | None) -> None:
-    """Try what a configuration leaves open for the best ones: the list scheduler's order, then finer choices."""
+def tune(
+    state: State, space: Space, run: Run, reorder: Reorder, promising: Sequence[Configuration], seed: int,
+    journal: Path | None,
+) -> None:  # fmt: skip
+    """Try what a configuration leaves open for the best ones, and the order of the ``promising``: the list scheduler's
+    order, then finer choices."""
     from search.generators.sampled import Sampled, forget
 
     result = state.result
     ended, result.stopped, state.share = result.stopped, "", 1.0
     reorder.end()
-    reorder.begin()
+    reorder.begin(promising)
     reorder.end()
     for candidate in result.candidates[:TUNED]:
         config, problem = candidate.config, state.problem
@@ -115,9 +130,12 @@ def tune(state: State, space: Space, run: Run, reorder: Reorder, seed: int, jour
 
 
 def _unordered(config: Configuration) -> Configuration:
-    """Return what configurations have in common that differ in the order of their schedule's family alone."""
+    """Return what configurations have in common that differ in the order of their schedule's family, or in that of the
+    mesh, alone."""
     family = FAMILIES[config.schedule]
-    return replace(config, schedule=f"{config.layout} {family.splits_backward} {overlaps(config)}")
+    return replace(
+        config.plain, schedule=f"{config.layout} {family.splits_backward} {overlaps(config)}", outer=OUTERS[0]
+    )
 
 
 def fix_of(config: Configuration) -> dict[str, tuple[str, ...]]:

@@ -7,7 +7,7 @@ from bisect import bisect
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, nsmallest
 from itertools import product
 from math import inf
 
@@ -28,6 +28,8 @@ from search.stepwise import stepwise_bound
 _DEGREES, _PARTIAL, _SHAPE, _FITTING, _WHOLE, _REPLAYED = range(6)
 FOLLOWED = 200
 """Configurations whose orders are followed for the bound of any order (0.1 s each at most)."""
+PROMISING = 24
+"""Configurations named to be ordered anew."""
 ROUNDING = 1 + 1e-9
 """What a bound may exceed a step time by that it equals, since they add up in different orders."""
 
@@ -371,6 +373,16 @@ class BestFirst:
             least = min(least, bound)
             heappush(others, (bound, True, config))
         return min(others[0][0] if others else inf, least)
+
+    def promising(self) -> list[Configuration]:
+        """Return the configurations whose bounds of any order are least, least first; other orders of these may gain
+        most."""
+        found = [] if self.by_memory else nsmallest(PROMISING, self._others)
+        return [config for _, _, config in found]
+
+    def bound_of(self, config: Configuration) -> float:
+        """Return seconds that a configuration takes at least in any order that fits."""
+        return self.bounds.time_bound(config, self.gap, self.capacity)
 
     def rest(self, threshold_s: float) -> int:
         """Return how many finer choices of what was asked for may take ``threshold_s`` or less."""
