@@ -33,8 +33,7 @@ def dependencies(table: PlanTable, partner: list[int], order: list[int]) -> None
     Raises:
         PlanError: ``data_dependency``; ``duplicate`` where a message comes twice.
     """
-    reads = Reads(table, partner)
-    before: NDArray[np.int32] | None = None
+    reads, unknown = Reads(table, partner), list[tuple[int, int]]()
     for s in range(len(table.plan.streams)):
         known: dict[int, int] = {}
         for i in range(table.start[s], table.start[s + 1]):
@@ -51,24 +50,30 @@ def dependencies(table: PlanTable, partner: list[int], order: list[int]) -> None
             for p in reads.of(i):
                 t = table.stream[p]
                 if (p >= i) if t == s else (known.get(t, -1) < p):
-                    if before is None:
-                        before = happened_before(table, partner, order)
-                    if before[i, t] < p:
-                        what = f"{table.name(i)} on row {table.row[i]} does not wait for {table.name(p)}"
-                        raise table.error("data_dependency", what, [i, p])
+                    unknown.append((i, p))
+    if unknown:
+        column = {t: k for k, t in enumerate(sorted({table.stream[p] for _, p in unknown}))}
+        before = happened_before(table, partner, order, column)
+        for i, p in unknown:
+            if before[i, column[table.stream[p]]] < p:
+                what = f"{table.name(i)} on row {table.row[i]} does not wait for {table.name(p)}"
+                raise table.error("data_dependency", what, [i, p])
 
 
-def happened_before(table: PlanTable, partner: list[int], order: list[int]) -> NDArray[np.int32]:
-    """Return, for each action and stream, the last action of that stream that must have ended before it starts.
+def happened_before(
+    table: PlanTable, partner: list[int], order: list[int], column: dict[int, int]
+) -> NDArray[np.int32]:
+    """Return, for each action and some streams, the last action of that stream that must have ended before it starts.
 
-    Shape (actions, streams), -1 for none. Actions that meet end together, but each starts by itself.
+    Shape (actions, streams), -1 for none; ``column`` says which of them is where. Actions that meet end together, but
+    each starts by itself.
     """
     n, streams = len(table.plan), table.stream
     meets: list[list[int]] = [[] for _ in range(n)]
     for i, p in enumerate(partner):
         meets[p].append(i)
-    before = np.full((n, len(table.plan.streams)), -1, np.int32)
-    ended = np.full((n, len(table.plan.streams)), -1, np.int32)
+    before = np.full((n, len(column)), -1, np.int32)
+    ended = np.full((n, len(column)), -1, np.int32)
     for group in order:
         for i in meets[group]:
             into = [*table.waits[i], i - 1] if i > table.start[streams[i]] else table.waits[i]
@@ -76,7 +81,8 @@ def happened_before(table: PlanTable, partner: list[int], order: list[int]) -> N
                 np.maximum(before[i], ended[partner[a]], out=before[i])
             np.maximum(ended[group], before[i], out=ended[group])
         for i in meets[group]:
-            ended[group, streams[i]] = i
+            if streams[i] in column:
+                ended[group, column[streams[i]]] = i
     return before
 
 
