@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-PATIENCE, COLD = 60_000, 600_000
+PATIENCE, COLD = 600_000, 6_000_000
 """Turns that a process runs uncompiled, half a second and five, before it imports numba, which takes half a second, and
 loads the loops, or compiles them once for all runs, which takes three more."""
 

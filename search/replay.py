@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
-from typing import Any
+from itertools import accumulate, chain, pairwise
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from piper_core.ir.action import ActionKind
+from piper_core.ir.action import Action, ActionKind
 from piper_core.schedule.families import get_family
 from piper_core.schedule.grid import rows_of_stage
 from search.jit import Loops
@@ -21,16 +21,20 @@ _CODE = {ActionKind.F: F, ActionKind.B: B, ActionKind.BI: BI, ActionKind.BW: BW}
 
 Column = Any
 """Numbers: a list, or an array for compiled loops."""
+Operation: TypeAlias = tuple[int, int, int, int]
+"""An action of a grid as numbers: see :class:`Numbered`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Numbered:
-    """The order of a family as numbers, as lists and as arrays: the first slot of each row, the first operation of each
-    slot; of each operation ``stage * PHASES + phase``, the result that it needs (-1: none), whether that comes from
-    another row, and its own result. Besides the most operations of a slot, and how many results there are."""
+    """The order of a family as numbers, as lists and as arrays: the row of each slot, which comes after all that it
+    needs; the first operation of each slot; of each operation ``stage * PHASES + phase``, the result that it needs (-1:
+    none), whether that comes from another row, and its own result. Besides the number of rows, the most operations of a
+    slot, and how many results there are."""
 
     listed: tuple[list[int], ...]
     arrays: tuple[Column, ...]
+    rows: int
     widest: int
     results: int
 
@@ -75,7 +79,8 @@ def numbered(schedule: str, pp: int, m: int, v: int) -> Numbered:
     stages = len(rows_of)
     hop = [a != b or len(a) > 1 for a, b in pairwise(rows_of)]
 
-    def operation(stage: int, code: int, mb: int) -> tuple[int, int, int, int]:
+    def operation(action: Action) -> Operation:
+        stage, code, mb = action.stage, _CODE[action.kind], action.microbatch or 0
         if code == F:
             hops = stage > 0 and hop[stage - 1]
             return stage * PHASES, (stage - 1) * m + mb if stage else -1, int(hops), stage * m + mb
@@ -85,14 +90,31 @@ def numbered(schedule: str, pp: int, m: int, v: int) -> Numbered:
         need = -1 if last else (stages + stage + 1) * m + mb
         return stage * PHASES + code, need, int(not last and hop[stage]), (stages + stage) * m + mb
 
-    slots = [slot for row in grid.rows for slot in row]
-    columns = zip(*(operation(a.stage, _CODE[a.kind], a.microbatch or 0) for slot in slots for a in slot), strict=True)
+    by_row = [[[operation(action) for action in slot] for slot in row] for row in grid.rows]
+    row_of, slots = zip(*_one_by_one(by_row), strict=True)
     listed = (
-        [0, *accumulate(len(row) for row in grid.rows)], [0, *accumulate(len(slot) for slot in slots)],
-        *(list(column) for column in columns),
+        list(row_of), [0, *accumulate(map(len, slots))], *map(list, zip(*chain.from_iterable(slots), strict=True)),
     )  # fmt: skip
     arrays = tuple(np.asarray(column, np.int32) for column in listed)
-    return Numbered(listed, arrays, max(len(slot) for slot in slots), 2 * stages * m)
+    return Numbered(listed, arrays, len(grid.rows), max(map(len, slots)), 2 * stages * m)
+
+
+def _one_by_one(rows: Sequence[Sequence[Sequence[Operation]]]) -> Iterator[tuple[int, Sequence[Operation]]]:
+    """Yield (row, slot), each after the one before on its row and after all that it needs."""
+    left, done, waiting, ready = [iter(row) for row in rows], {-1}, dict[int, int](), list(range(len(rows)))
+    held = [next(slots, ()) for slots in left]
+    while ready:
+        row = ready.pop()
+        while slot := held[row]:
+            if missing := [need for _, need, _, _ in slot if need not in done]:
+                waiting[missing[0]] = row
+                break
+            yield row, slot
+            held[row] = next(left[row], ())
+            for *_, result in slot:
+                done.add(result)
+                if result in waiting:
+                    ready.append(waiting.pop(result))
 
 
 def replay(order: Numbered, times: Times) -> Ends:
@@ -121,8 +143,8 @@ def replay(order: Numbered, times: Times) -> Ends:
     loops.run(
         *(order.arrays if loops.compiled else order.listed),
         take(times.whole), take(times.compute), take(times.chain), take(times.gathers), times.message, take(firsts),
-        stages, clock, last, room(order.results, -1.0), count(order.results, -1), count(rows, 0), count(rows, 0),
-        count(rows * stages, 1), room(order.widest, 0.0), count(order.widest, 0),
+        stages, clock, last, room(order.results, -1.0), count(rows * stages, 1), room(order.widest, 0.0),
+        count(order.widest, 0),
     )  # fmt: skip
     if loops.compiled:
         clock, last = clock.tolist(), last.tolist()
@@ -136,106 +158,85 @@ def peaks_of(order: Numbered, saved: Sequence[float], workspace: Sequence[float]
     ``workspace`` of a backward when that starts; in an overlap group what ends counts first."""
     loops = LOOPS.pick(len(order))
     if not loops.compiled:
-        peaks: list[float] = [0.0] * (len(order.listed[0]) - 1)
-        loops.held(*order.listed[:3], saved, workspace, peaks)
+        peaks: list[float] = [0.0] * order.rows
+        loops.held(*order.listed[:3], saved, workspace, [0.0] * order.rows, peaks)
         return peaks
-    found = np.zeros(len(order.listed[0]) - 1)
-    loops.held(*order.arrays[:3], np.asarray(saved, np.float64), np.asarray(workspace, np.float64), found)
+    now, found = np.zeros(order.rows), np.zeros(order.rows)
+    loops.held(*order.arrays[:3], np.asarray(saved, np.float64), np.asarray(workspace, np.float64), now, found)
     return [float(peak) for peak in found]
 
 
 def run(
-    row_first: Column, slot_first: Column, at: Column, need: Column, hop: Column, result: Column,
+    row_of: Column, slot_first: Column, at: Column, need: Column, hop: Column, result: Column,
     whole: Column, compute: Column, chain: Column, gathers: Column, message: float, firsts: Column,
-    stages: int, clock: Column, last: Column, done: Column, waiting: Column, cursor: Column, ready: Column,
-    pending: Column, begins: Column, members: Column,
+    stages: int, clock: Column, last: Column, done: Column, pending: Column, begins: Column, members: Column,
 ) -> None:  # fmt: skip
     """Fill ``clock`` (rows,), which holds the starts, and ``last`` (rows x stages x 2); the rest is room to work in."""
-    rows = len(clock)
-    for r in range(rows):
-        cursor[r] = row_first[r]
-        ready[r] = rows - 1 - r
-    count = rows
-    while count > 0:
-        count -= 1
-        r = ready[count]
-        now, i = clock[r], cursor[r]
-        while i < row_first[r + 1]:
-            low, high = slot_first[i], slot_first[i + 1]
-            missing = -1
+    for i in range(len(row_of)):
+        r, low, high = row_of[i], slot_first[i], slot_first[i + 1]
+        now = clock[r]
+        if high - low > 1:
+            # a group: those that may begin first come first, ties by operation
+            gathered = 0.0
             for o in range(low, high):
-                if missing < 0 and need[o] >= 0 and done[need[o]] < 0.0:
-                    missing = need[o]
-            if missing >= 0:
-                waiting[missing] = r
-                break
-            if high - low > 1:
-                # a group: those that may begin first come first, ties by operation
-                gathered = 0.0
-                for o in range(low, high):
-                    gathered += gathers[at[o]]
-                    there = -1.0
-                    if need[o] >= 0:
-                        there = done[need[o]] + (message if hop[o] else 0.0)
-                    begin, k = max(now, there), o - low
-                    while k > 0 and (begins[k - 1] > begin or (begins[k - 1] == begin and at[members[k - 1]] > at[o])):
-                        begins[k], members[k] = begins[k - 1], members[k - 1]
-                        k -= 1
-                    begins[k], members[k] = begin, o
-                busy, latest = now, now + gathered
-                for k in range(high - low):
-                    o, begin = members[k], begins[k]
-                    a = at[o]
-                    busy = max(busy, begin) + compute[a]
-                    end = begin + max(chain[a], compute[a])
-                    latest = max(latest, begin + chain[a])
-                    if a % 4 != 0:
-                        place = 2 * (r * stages + a // 4)
-                        last[place], last[place + 1] = begin, end
-                    if result[o] >= 0:
-                        done[result[o]] = end
-                now = max(busy, latest)
-            else:
-                a = at[low]
-                begin = now
-                if need[low] >= 0:
-                    there = done[need[low]]
-                    if hop[low]:
-                        there += message
-                    begin = max(begin, there)
-                now = begin + whole[a]
-                place = r * stages + a // 4
-                if a % 4 == 0:
-                    if pending[place]:
-                        pending[place] = 0
-                        now = max(now, firsts[2 * place] + whole[a], firsts[2 * place + 1])
-                elif a % 4 != 2:
-                    last[2 * place], last[2 * place + 1] = begin, now
-                if result[low] >= 0:
-                    done[result[low]] = now
-            i += 1
-            for o in range(low, high):
-                if result[o] >= 0 and waiting[result[o]] >= 0:
-                    ready[count] = waiting[result[o]]
-                    waiting[result[o]] = -1
-                    count += 1
-        clock[r], cursor[r] = now, i
+                gathered += gathers[at[o]]
+                there = -1.0
+                if need[o] >= 0:
+                    there = done[need[o]] + (message if hop[o] else 0.0)
+                begin, k = max(now, there), o - low
+                while k > 0 and (begins[k - 1] > begin or (begins[k - 1] == begin and at[members[k - 1]] > at[o])):
+                    begins[k], members[k] = begins[k - 1], members[k - 1]
+                    k -= 1
+                begins[k], members[k] = begin, o
+            busy, latest = now, now + gathered
+            for k in range(high - low):
+                o, begin = members[k], begins[k]
+                a = at[o]
+                busy = max(busy, begin) + compute[a]
+                end = begin + max(chain[a], compute[a])
+                latest = max(latest, begin + chain[a])
+                if a % 4 != 0:
+                    place = 2 * (r * stages + a // 4)
+                    last[place], last[place + 1] = begin, end
+                if result[o] >= 0:
+                    done[result[o]] = end
+            now = max(busy, latest)
+        else:
+            a = at[low]
+            begin = now
+            if need[low] >= 0:
+                there = done[need[low]]
+                if hop[low]:
+                    there += message
+                if there > begin:
+                    begin = there
+            now = begin + whole[a]
+            place = r * stages + a // 4
+            if a % 4 == 0:
+                if pending[place]:
+                    pending[place] = 0
+                    now = max(now, firsts[2 * place] + whole[a], firsts[2 * place + 1])
+            elif a % 4 != 2:
+                last[2 * place], last[2 * place + 1] = begin, now
+            if result[low] >= 0:
+                done[result[low]] = now
+        clock[r] = now
 
 
-def held(row_first: Column, slot_first: Column, at: Column, saved: Column, workspace: Column, peaks: Column) -> None:
-    """Fill ``peaks`` (rows,) with the most that each row holds: see :func:`peaks_of`."""
-    for r in range(len(peaks)):
-        now, peak = 0.0, 0.0
-        for i in range(row_first[r], row_first[r + 1]):
-            for o in range(slot_first[i], slot_first[i + 1]):
-                if at[o] % 4 == 1 or at[o] % 4 == 2:
-                    peak = max(peak, now + workspace[at[o] // 4])
-                    now -= saved[at[o] // 4]
-            for o in range(slot_first[i], slot_first[i + 1]):
-                if at[o] % 4 == 0:
-                    now += saved[at[o] // 4]
-            peak = max(peak, now)
-        peaks[r] = peak
+def held(
+    row_of: Column, slot_first: Column, at: Column, saved: Column, workspace: Column, now: Column, peaks: Column
+) -> None:
+    """Fill ``peaks`` (rows,) with the most that each row holds: see :func:`peaks_of`; ``now`` is room to work in."""
+    for i in range(len(row_of)):
+        r = row_of[i]
+        for o in range(slot_first[i], slot_first[i + 1]):
+            if at[o] % 4 == 1 or at[o] % 4 == 2:
+                peaks[r] = max(peaks[r], now[r] + workspace[at[o] // 4])
+                now[r] -= saved[at[o] // 4]
+        for o in range(slot_first[i], slot_first[i + 1]):
+            if at[o] % 4 == 0:
+                now[r] += saved[at[o] // 4]
+        peaks[r] = max(peaks[r], now[r])
 
 
 LOOPS = Loops(held, run)
