@@ -107,8 +107,10 @@ class Bounds(Floors):
         least = rows.head + share * rows.work
         if not split and layout is Layout.LOOP:
             least = least + rows.tail
-        slower = self.cost.overlap_slowdown - 1
-        return float((least + slower * np.maximum(0.0, share * (rows.talk + rows.compute) - least)).max())
+        if overlapping:  # otherwise a row's work has all of its collectives
+            slower = self.cost.overlap_slowdown - 1
+            least = least + slower * np.maximum(0.0, share * (rows.talk + rows.compute) - least)
+        return float(least.max())
 
     def norm_s(self, config: Configuration) -> float:
         """Return the seconds of the norm of all gradients, after which a step ends."""

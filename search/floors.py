@@ -13,7 +13,7 @@ from piper_core.schedule.grid import Layout, rows_of_stage
 from search.life import Lives, Stages, Waits, lives_of
 from search.partial_bound import COMPUTE_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES, backward_s, compute_s, overlaps
 from search.replay import numbered, peaks_of
-from search.row_parts import Frame, RowWork, alive_chunks, flows_of, places_of_row
+from search.row_parts import Frame, RowWork, alive_chunks, flows_of, kinds_of_row
 from search.shape import Shape, Shapes
 from search.space import Configuration
 from search.stage_costs import PhaseSeconds, shards_of
@@ -78,37 +78,33 @@ class Floors(Shapes):
         if known is None:
             exchange = not overlapping
             kinds = [
-                (
-                    s.forward(exchange=exchange) + backward_s(s, split, exchange), compute_s(s), s.tensor, s.expert,
-                    s.context, s.forward(), s.backward(),
-                )
+                [s.forward(), s.backward(), compute_s(s), s.forward(exchange=exchange) + backward_s(s, split, exchange)]
                 for s in shape.times.distinct
-            ]  # fmt: skip
-            each = np.asarray(kinds)[shape.times.number]
-            places, starts, first = places_of_row(config.layout, config.pp, config.virtual_stages)
-            own, compute, *axes = np.add.reduceat(each[places, :5], starts).T
-            talk = np.maximum.reduce(axes)  # each axis has a stream
-            passed = np.zeros((len(each) + 1, 2))
-            np.cumsum(each[:, 5:] + shape.message_s, axis=0, out=passed[1:])
-            work, hidden = np.maximum(own, talk), np.zeros(len(first))
+            ]
+            if overlapping:  # each axis has a stream
+                for kind, s, chain in zip(kinds, shape.times.distinct, self.chains(config, shape), strict=True):
+                    kind += s.tensor, s.expert, s.context, *chain
+            meets = kinds_of_row(config.layout, config.pp, config.virtual_stages, shape.times.number.tobytes())
+            message = [shape.message_s, shape.message_s, *[0.0] * (len(kinds[0]) - 2)]
+            before, each = meets @ [*kinds, message]
+            work, talk = each[:, 3], np.zeros(len(each))
             if overlapping:
-                chains = np.add.reduceat(self.chains(config, shape)[places], starts)
-                work, hidden = np.maximum(work, chains.max(axis=1)), talk
-            known = RowWork(first, passed[first, 0], work, passed[first, 1], compute, hidden)
+                work, talk = each[:, 3:].max(axis=1), each[:, 4:7].max(axis=1)
+            first = meets[0, :, -1].astype(np.int64)
+            known = RowWork(first, before[:, 0], work, before[:, 1], each[:, 2], talk)
             shape.busy[overlapping, split] = known
         return known
 
-    def chains(self, config: Configuration, shape: Shape) -> Floats:
-        """Return the seconds from first to last of what a stage's forward, and its backward, does in turn, shape
-        (stages, 2): what an overlap group takes at least that it is a member of. A group has one of each, so that
-        neither all forwards of a row nor all backwards take less together. What the outermost chunks exchange may be
-        through before the group starts, or come when its row is free again; what is recomputed may be another member.
-        """
-        found = np.empty((len(shape.stages), 2))
-        for s, piece in enumerate(shape.stages):
-            f, b = self.inner_exchange(config, s, len(shape.stages))
-            found[s, 0] = piece.f + max(0.0, piece.f_exchange - f)
-            found[s, 1] = piece.bi + piece.bw + max(0.0, min(piece.b_exchange, piece.bi_exchange) - b)
+    def chains(self, config: Configuration, shape: Shape) -> list[tuple[float, float]]:
+        """Return the seconds from first to last of what a forward, and a backward, does in turn, by distinct stage:
+        what an overlap group takes at least that it is a member of. A group has one of each, so that neither all
+        forwards of a row nor all backwards take less together. What the outermost chunks exchange may be through before
+        the group starts, or come when its row is free again; what is recomputed may be another member."""
+        found, distinct = [], shape.times.distinct
+        for at, piece in enumerate(distinct):
+            f, b = self.inner_exchange(config, at, len(distinct))
+            backward = piece.bi + piece.bw + max(0.0, min(piece.b_exchange, piece.bi_exchange) - b)
+            found.append((piece.f + max(0.0, piece.f_exchange - f), backward))
         return found
 
     def inner_exchange(self, config: Configuration, stage: int, stages: int) -> tuple[float, float]:
@@ -116,7 +112,7 @@ class Floors(Shapes):
         them before the group starts, or after its row is free again."""
         embed, layer, head = self.costs.outer(shards_of(config), config.micro_batch)
         found = [layer, *([embed] if stage == 0 else []), *([head] if stage == stages - 1 else [])]
-        return sum(e.f_exchange for e in found), sum(max(e.b_exchange, e.bi_exchange) for e in found)
+        return sum([e.f_exchange for e in found]), sum([max(e.b_exchange, e.bi_exchange) for e in found])
 
     def waits(self, config: Configuration, work: RowWork, frame: Frame, gap: float, capacity_bytes: float) -> Waits:
         """Return what memory costs rows in any order that fits, at least; ``inf`` where not even one microbatch fits.

@@ -7,7 +7,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from piper_core.ir.dag import Floats
 from piper_core.schedule.grid import Layout, rows_of_stage
 from search.partial_bound import backward_s
 from search.passage import Route, Stop, Visits, synced
@@ -17,25 +16,24 @@ from search.space import Configuration
 from search.stage_costs import PhaseSeconds
 
 
-def route_of(config: Configuration, shape: Shape, chains: Floats | None, split: bool) -> Route:
-    """Return the route, of orders that split the backward or do not; ``chains``, shape (stages, 2), are what forwards
-    and backwards take of overlap groups at least, where those may hide collectives."""
+def route_of(config: Configuration, shape: Shape, chains: Sequence[tuple[float, float]] | None, split: bool) -> Route:
+    """Return the route, of orders that split the backward or do not; ``chains`` are what a forward and a
+    backward of each distinct stage take of an overlap group at least, where those may hide collectives."""
     exchange, backward = chains is None, PhaseSeconds.input_backward if split else PhaseSeconds.backward
     stops = []
-    for s in shape.times.distinct:
-        whole = backward_s(s, split, exchange)
+    for at, s in enumerate(shape.times.distinct):
+        whole = turn = backward_s(s, split, exchange)
+        if chains is not None:
+            turn = max(turn, chains[at][1])
         last = backward(s) + (s.weight_backward(exchange=exchange) if split else 0.0)
         talk = s.tensor - s.bw_exchange, s.expert - s.bw_exchange, s.context - s.bw_exchange
         own = s.forward(exchange=exchange), backward(s, exchange=exchange), whole
-        stops.append(Stop(s.forward(), backward(s), *own, *talk, last, whole))
-    each = np.asarray(stops)[shape.times.number]
-    if chains is not None:
-        each[:, -1] = np.maximum(each[:, -1], chains[:, 1])
+        stops.append(Stop(s.forward(), backward(s), *own, *talk, last, turn))
     rows = rows_of_stage(config.layout, config.pp, config.virtual_stages)
     both = config.layout is Layout.BIDIRECTIONAL
     flows = np.arange(len(rows))[:, None] if both else np.asarray(shape.mine)
     hop = np.asarray([shape.message_s if a != b or len(a) > 1 else 0.0 for a, b in pairwise(rows)])
-    return Route.of(each, flows, hop)
+    return Route.of(np.asarray(stops)[shape.times.number], flows, hop)
 
 
 def row_ends(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from piper_core.arch.chunk import Chunk
 from piper_core.ir.action import ActionKind, Slot
-from piper_core.ir.dag import Floats, Ints
+from piper_core.ir.dag import Floats
 from piper_core.schedule.families import get_family
 from piper_core.schedule.grid import Layout, rows_of_stage
 
@@ -146,12 +146,17 @@ def stages_of_row(layout: Layout, pp: int, v: int) -> tuple[tuple[int, ...], ...
     return tuple(map(tuple, held))
 
 
-@cache
-def places_of_row(layout: Layout, pp: int, v: int) -> tuple[Ints, Ints, Ints]:
-    """Return the stages that rows hold, row after row; where each row's begin; the first of each row."""
-    rows = stages_of_row(layout, pp, v)
-    starts = np.cumsum([0, *map(len, rows[:-1])])
-    return np.concatenate(rows), starts, np.asarray([row[0] for row in rows])
+@lru_cache(maxsize=100_000)
+def kinds_of_row(layout: Layout, pp: int, v: int, kind_of: bytes) -> Floats:
+    """Return how many stages of each kind there are before the first of each row, and on it, and last how many messages
+    pass those before: shape (2, rows, kinds + 1); ``kind_of`` has the kind of each stage, in four bytes."""
+    kinds = np.frombuffer(kind_of, np.int32)
+    n = int(kinds.max()) + 1
+    found = np.zeros((2, pp, n + 1))
+    for row, stages in enumerate(stages_of_row(layout, pp, v)):
+        found[0, row] = *np.bincount(kinds[: stages[0]], minlength=n), stages[0]
+        found[1, row, :n] = np.bincount(kinds[list(stages)], minlength=n)
+    return found
 
 
 def flows_of(layout: Layout, row: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:

@@ -66,7 +66,8 @@ NOTHING = PhaseSeconds(*[0.0] * 9)
 
 
 class StageTimes(NamedTuple):
-    """Layers per stage, the costs of each stage, the different ones among those, and which of them each stage has."""
+    """Layers per stage, the costs of each stage, the different ones among those, that of the first stage first and that
+    of the last one last, and which of them each stage has."""
 
     counts: tuple[int, ...]
     stages: tuple[PhaseSeconds, ...]
