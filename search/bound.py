@@ -16,17 +16,18 @@ import numpy as np
 from piper_core.arch.chunk import Chunk
 from piper_core.names import Collective
 from piper_core.schedule.families import FAMILIES
-from piper_core.schedule.grid import Grid, Layout
+from piper_core.schedule.grid import Grid, Layout, rows_of_stage
 from search.cost.base import CostModel
 from search.floors import Floors
 from search.partial_bound import COMPUTE_BYTES, GRADIENT_BYTES, OVERLAPPING, overlaps
 from search.passage import Route, arrivals, passage
 from search.replay import Times, numbered, replay
-from search.route import route_of, row_ends
+from search.route import route_of, row_ends, row_syncs
 from search.row_parts import (
     Frame,
     RowEnds,
     RowParameters,
+    RowSyncs,
     StageSync,
     count_parameters,
     everyone,
@@ -47,7 +48,7 @@ class Bounds(Floors):
         self.first = lru_cache(maxsize=None)(self._first_bucket)
         self.widest = lru_cache(maxsize=None)(self._widest)
         self._known_syncs: dict[tuple[object, ...], dict[tuple[object, ...], StageSync]] = {}
-        self._shapes: dict[tuple[object, ...], Shape] = {}
+        self._known_rows: dict[tuple[object, ...], RowSyncs] = {}
         self.orders: dict[Configuration, Grid] = {}  # of the list scheduler
 
     def time_bound(
@@ -110,7 +111,7 @@ class Bounds(Floors):
         if overlapping:  # otherwise a row's work has all of its collectives
             slower = self.cost.overlap_slowdown - 1
             least = least + slower * np.maximum(0.0, share * (rows.talk + rows.compute) - least)
-        return float(least.max())
+        return float(np.maximum.reduce(least))
 
     def norm_s(self, config: Configuration) -> float:
         """Return the seconds of the norm of all gradients, after which a step ends."""
@@ -121,8 +122,18 @@ class Bounds(Floors):
         key = config.zero, split, overlapping
         known = shape.ends.get(key)
         if known is None:
+            known = shape.ends[key] = row_ends(config, shape, self._row_syncs(config, shape), overlapping, split)
+        return known
+
+    def _row_syncs(self, config: Configuration, shape: Shape) -> RowSyncs:
+        """Return what data parallelism and the update ask of each row."""
+        key = (config.layout, config.pp, config.tp, config.ep, config.dp, config.cp, config.outer, config.zero,
+               shape.counts)  # fmt: skip
+        known = self._known_rows.get(key)
+        if known is None:
+            rows = rows_of_stage(config.layout, config.pp, config.virtual_stages)
             syncs = [self._syncs(config, shape, row) for row in range(config.pp)]
-            known = shape.ends[key] = row_ends(config, shape, syncs, overlapping, split)
+            known = self._known_rows[key] = row_syncs(rows, syncs)
         return known
 
     def _syncs(self, config: Configuration, shape: Shape, row: int) -> dict[int, StageSync]:

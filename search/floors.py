@@ -32,19 +32,12 @@ class Floors(Shapes):
         mine = self.held(config, shape)
         known = mine.static.get(config.zero)
         if known is None:
-            copies = 2 if config.layout is Layout.BIDIRECTIONAL else 1
-            dense, expert = config.dp * config.cp * copies, config.dp // config.ep * config.cp * copies
-            each = {at: (n.over(1, 1), n.over(dense, expert)) for at, n in {id(n): n for n in mine.numel}.items()}
-            sizes = [each[id(n)] for n in mine.numel]
-            known = []
-            for row in shape.mine:
-                whole, part = sum([sizes[s][0] for s in row]), sum([sizes[s][1] for s in row])
-                known.append(
-                    COMPUTE_BYTES * (part if config.zero >= 3 else whole)
-                    + GRADIENT_BYTES * (part if config.zero >= 2 else whole)
-                    + OPTIMIZER_BYTES * (part if config.zero >= 1 else whole)
-                )
-            mine.static[config.zero] = known
+            known = mine.static[config.zero] = [
+                COMPUTE_BYTES * (part if config.zero >= 3 else whole)
+                + GRADIENT_BYTES * (part if config.zero >= 2 else whole)
+                + OPTIMIZER_BYTES * (part if config.zero >= 1 else whole)
+                for whole, part in mine.rows
+            ]
         return known
 
     def memory_floor(self, config: Configuration, gap: float = 0.0) -> float:
@@ -89,7 +82,7 @@ class Floors(Shapes):
             before, each = meets @ [*kinds, message]
             work, talk = each[:, 3], np.zeros(len(each))
             if overlapping:
-                work, talk = each[:, 3:].max(axis=1), each[:, 4:7].max(axis=1)
+                work, talk = np.maximum.reduce(each[:, 3:], axis=1), np.maximum.reduce(each[:, 4:7], axis=1)
             first = meets[0, :, -1].astype(np.int64)
             known = RowWork(first, before[:, 0], work, before[:, 1], each[:, 2], talk)
             shape.busy[overlapping, split] = known

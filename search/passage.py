@@ -29,13 +29,13 @@ class Stop(NamedTuple):
     turn: float
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(NamedTuple):
     """The stages that a microbatch passes, seconds of shape (stages,): latencies ``down`` and ``up``; what the row of a
     stage does at least of each other microbatch before the last backward of that stage, since its own first forward
     (``through``) and since that of its row (``entry`` says of which stage, ``all_through``), and with the whole of
-    those backwards (``since``, ``all_since``); the ``last`` backward, and when it is its row's ``turn``; the ``hop`` to
-    each next stage, one less."""
+    those backwards (``since``, ``all_since``); the ``last`` backward, and when it is its row's ``turn``; when a
+    microbatch may ``start`` that never waits, and what a backward takes from the start of a stage to the end of the first
+    (``rise``); the ``hop`` to each next stage, one less."""
 
     down: Floats
     up: Floats
@@ -46,27 +46,25 @@ class Route:
     last: Floats
     turn: Floats
     entry: Ints
+    start: Floats
+    rise: Floats
     hop: Floats
 
     @staticmethod
     def of(stops: Floats, rows: Ints, hop: Floats) -> Route:
         """Return the route through ``stops``, shape (stages, fields of :class:`Stop`); ``rows`` are the stages of each
         row that one microbatch passes, shape (rows, stages of a row)."""
-        down, up, own, inward, whole, *streams, last, turn = stops.T
-
-        def later(each: Floats) -> Floats:
-            """Return the sum over a stage and those after it on its row."""
-            found = np.empty(len(each))
-            found[rows] = np.cumsum(each[rows][:, ::-1], axis=1)[:, ::-1]
-            return found
-
-        talk = np.maximum.reduce([later(each) for each in streams])
-        forwards, through, entry = later(own), later(own) + later(inward), np.empty(len(own), np.int64)
+        down, up, _, inward, whole, *_, last, turn = stops.T
+        later = np.empty_like(stops)  # the sum over a stage and those after it on its row
+        later[rows] = np.cumsum(stops[rows][:, ::-1], axis=1)[:, ::-1]
+        _, _, forwards, backwards, _, *streams, _, _ = later.T
+        talk, through, entry = np.maximum.reduce(streams), forwards + backwards, np.empty(len(stops), np.int64)
         entry[rows] = rows[:, :1]
         before, since = forwards[entry] - forwards, through + whole - inward
         return Route(
             down, up, np.maximum(through, talk), np.maximum(through + before, talk), np.maximum(since, talk),
-            np.maximum(since + before, talk), last, turn, entry, hop,
+            np.maximum(since + before, talk), last, turn, entry, np.concatenate(([0.0], np.cumsum(down[:-1] + hop))),
+            np.cumsum(up + np.concatenate(([0.0], hop))), hop,
         )  # fmt: skip
 
 
@@ -76,9 +74,9 @@ def arrivals(by: Route, enter: float, ready: Floats) -> Floats:
     That of the first stage may start at ``enter``. ``ready`` is when all parameters of a stage are there, before which
     no forward of it ends.
     """
-    start = np.concatenate(([0.0], np.cumsum(by.down[:-1] + by.hop)))
-    after = np.concatenate(([enter], ready[:-1] + by.hop - start[1:]))
-    return np.asarray(start + np.maximum.accumulate(after))
+    after = np.full(len(by.start), enter)
+    after[1:] = ready[:-1] + by.hop - by.start[1:]
+    return np.asarray(by.start + np.maximum.accumulate(after))
 
 
 def passage(by: Route, m: int, arrives: Floats, ready: Floats, reduce: Floats) -> float:
@@ -95,12 +93,12 @@ def passage(by: Route, m: int, arrives: Floats, ready: Floats, reduce: Floats) -
     done = np.maximum(done, arrived + m * by.all_through)
     turn = np.maximum(first + others * by.since, entered + others * by.all_since)
     turn = np.maximum(turn, arrived + m * by.all_since - by.last)
-    up = np.cumsum(by.up + np.concatenate(([0.0], by.hop)))
-    from_next = done[1:] + by.hop + up[:-1]
-    follows = np.maximum.accumulate(from_next[::-1])[::-1] - up[:-1]
+    rise = by.rise[:-1]
+    from_next = done[1:] + by.hop + rise
+    follows = np.maximum.accumulate(from_next[::-1])[::-1] - rise
     ends = turn + np.maximum(reduce, by.turn)
     ends[:-1] = np.maximum(ends[:-1], follows + np.maximum(reduce, by.last)[:-1])
-    return float(ends.max())
+    return float(np.maximum.reduce(ends))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import numpy as np
 from piper_core.schedule.grid import Layout, rows_of_stage
 from search.partial_bound import backward_s
 from search.passage import Route, Stop, Visits, synced
-from search.row_parts import RowEnds, StageSync
+from search.row_parts import RowEnds, RowSyncs, StageSync
 from search.shape import Shape
 from search.space import Configuration
 from search.stage_costs import PhaseSeconds
@@ -36,21 +36,29 @@ def route_of(config: Configuration, shape: Shape, chains: Sequence[tuple[float, 
     return Route.of(np.asarray(stops)[shape.times.number], flows, hop)
 
 
-def row_ends(
-    config: Configuration, shape: Shape, syncs: Sequence[Mapping[int, StageSync]], overlapping: bool, split: bool
-) -> RowEnds:
-    """Return what data parallelism and the update add to each row at least; ``syncs`` has what its stages update and
-    communicate, by stage in order."""
-    m, zero, exchange = config.num_microbatches, config.zero, not overlapping
-    rows = rows_of_stage(config.layout, config.pp, config.virtual_stages)
+def row_syncs(rows: Sequence[Sequence[int]], syncs: Sequence[Mapping[int, StageSync]]) -> RowSyncs:
+    """Return what data parallelism and the update ask of each row; ``rows`` are those of each stage, and ``syncs`` has
+    what a row's stages update and communicate, by stage in order."""
     each = np.asarray([list(row.values()) for row in syncs])
     update, reduce, first_reduce, gather, _ = each.transpose(2, 0, 1)
-    updates, gathers, reductions = update.sum(axis=1), gather.sum(axis=1), reduce.sum(axis=1)
-    late, starts = first_reduce.min(axis=1), list(rows[0])
+    updates, starts = update.sum(axis=1), list(rows[0])
+    enter = np.maximum(updates[starts], [syncs[row][0].update + syncs[row][0].first_gather for row in starts]).min()
+    at = [syncs[held[0]][s] for s, held in enumerate(rows)]
+    ready = np.maximum(updates[[held[0] for held in rows]], [each.update + each.gather for each in at])
+    return RowSyncs(
+        updates, gather.sum(axis=1), reduce.sum(axis=1), update[:, 0], update.min(axis=1), gather, reduce, first_reduce,
+        float(enter), ready, np.asarray([each.reduce for each in at]),
+    )  # fmt: skip
+
+
+def row_ends(config: Configuration, shape: Shape, syncs: RowSyncs, overlapping: bool, split: bool) -> RowEnds:
+    """Return what data parallelism and the update add to each row at least."""
+    m, zero, exchange = config.num_microbatches, config.zero, not overlapping
+    gathers, reductions = syncs.gathers, syncs.reductions
     if zero >= 2:
-        between = np.full(len(syncs), -1.0)
+        between, late = np.full(config.pp, -1.0), np.minimum.reduce(syncs.first_reduce, axis=1)
         gathers, reductions = gathers * (2 * m if zero == 3 else 1), m * reductions
-        floor = np.maximum(updates + reductions, update[:, 0] + gathers)
+        floor = np.maximum(syncs.updates + reductions, syncs.first_update + gathers)
     else:
         kinds = [
             (
@@ -62,17 +70,14 @@ def row_ends(
         ]  # fmt: skip
         by_row = np.asarray(kinds)[shape.times.number][np.asarray(shape.mine)]
         forward, backward, inward, hidden, whole = by_row.transpose(2, 0, 1)
-        visits = Visits(forward, backward, inward, gather, reduce)
+        visits = Visits(forward, backward, inward, syncs.gather, syncs.reduce)
         between, floor = synced(visits, m, alone=config.layout is Layout.BIDIRECTIONAL)
-        floor = floor + update.min(axis=1)
+        floor = floor + syncs.least_update
         # a row's last action is in no group, and is a BW or the backward of a microbatch's first stage
         ends = slice(None) if config.layout is Layout.BIDIRECTIONAL else slice(0, 1)
         hidden[:, ends] = whole[:, ends]
-        late = np.maximum(first_reduce, reduce - hidden).min(axis=1)
-    enter = np.maximum(updates[starts], [syncs[row][0].update + syncs[row][0].first_gather for row in starts]).min()
-    at = [syncs[held[0]][s] for s, held in enumerate(rows)]
-    ready = np.maximum(updates[[held[0] for held in rows]], [each.update + each.gather for each in at])
+        late = np.minimum.reduce(np.maximum(syncs.first_reduce, syncs.reduce - hidden), axis=1)
     return RowEnds(
-        float(enter), updates, floor, late, np.maximum(gathers, reductions), between, ready,
-        np.asarray([each.reduce for each in at]),
+        syncs.enter, syncs.updates, floor, late, np.maximum(gathers, reductions), between, syncs.ready,
+        syncs.reduce_stage,
     )  # fmt: skip

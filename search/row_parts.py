@@ -11,7 +11,7 @@ import numpy as np
 
 from piper_core.arch.chunk import Chunk
 from piper_core.ir.action import ActionKind, Slot
-from piper_core.ir.dag import Floats
+from piper_core.ir.dag import Floats, Ints
 from piper_core.schedule.families import get_family
 from piper_core.schedule.grid import Layout, rows_of_stage
 
@@ -42,8 +42,25 @@ class StageSync(NamedTuple):
     first_gather: float
 
 
-@dataclass(frozen=True, slots=True)
-class RowEnds:
+class RowSyncs(NamedTuple):
+    """What data parallelism and the update ask of rows, each gathered and reduced once: seconds of all stages of a row,
+    shape (rows,), and of its first stage's ``first_update``; of each stage of a row, shape (rows, stages of a row).
+    ``enter``, ``ready`` and ``reduce_stage`` are those of :class:`RowEnds`."""
+
+    updates: Floats
+    gathers: Floats
+    reductions: Floats
+    first_update: Floats
+    least_update: Floats
+    gather: Floats
+    reduce: Floats
+    first_reduce: Floats
+    enter: float
+    ready: Floats
+    reduce_stage: Floats
+
+
+class RowEnds(NamedTuple):
     """What data parallelism adds to rows at least, shape (rows,). From the norm of the step before: ``enter`` is when a
     first forward of the model may start, ``update`` when a row has updated its stages, ``floor`` when its
     collectives may be through. ``late`` comes after its last backward. ``talk`` is what the busier of its streams of
@@ -60,8 +77,7 @@ class RowEnds:
     reduce: Floats
 
 
-@dataclass(frozen=True, slots=True)
-class RowWork:
+class RowWork(NamedTuple):
     """What rows do themselves, in seconds, shape (rows,): ``head`` before one can start with its ``first`` stage,
     ``work`` of one microbatch and ``tail`` after its last; of the work what is ``compute``, and beside it what the
     busier of the streams of inner collectives takes where overlap groups may hide them, ``talk``."""
@@ -74,8 +90,7 @@ class RowWork:
     talk: Floats
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """What holds for a step whatever a row does inside, in seconds, shape (rows,): what comes ``before`` its first
     forward, which is later than when the model's may ``enter``, and, of data parallelism, after its last backward
     (``late``); its own ``work`` of the whole step, and what of that is ``compute``; what the busiest of its streams of

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import accumulate
+from math import inf
 
 from piper_core.names import Recompute
+from piper_core.schedule.grid import Layout
+from search.cost.base import CostModel
 from search.partial_bound import PartialBounds, total
 from search.passage import Route
 from search.row_parts import RowEnds, RowParameters, RowWork, flows_of, stages_of_row, sum_parameters
 from search.space import Configuration
-from search.stage_costs import PhaseSeconds, StageTimes, shards_of
+from search.stage_costs import PhaseSeconds, StageCosts, StageTimes, shards_of
 
 
 @dataclass(slots=True)
 class Held:
     """What stages hold, in elements and bytes: parameters of a rank, activations of a microbatch, the workspace with
     which a backward begins, what stays from BI to BW; of each row the least of its stages' activations and workspaces,
-    and the most that one microbatch holds there when a backward begins (``one``)."""
+    the most that one microbatch holds there when a backward begins (``one``), and its parameters on a rank, whole and
+    divided by data parallelism (``rows``)."""
 
     numel: list[RowParameters]
     saved: list[float]
@@ -26,6 +30,7 @@ class Held:
     least_saved: list[float]
     least_workspace: list[float]
     one: list[float]
+    rows: list[tuple[float, float]]
     static: dict[int, list[float]] = field(default_factory=dict)
 
 
@@ -49,10 +54,16 @@ class Shape:
 class Shapes(PartialBounds):
     """The shapes of all configurations of one model on one cluster, kept."""
 
-    _shapes: dict[tuple[object, ...], Shape]
+    def __init__(self, costs: StageCosts, cost: CostModel, context_bytes: float, capacity_bytes: float = inf) -> None:
+        PartialBounds.__init__(self, costs, cost, context_bytes, capacity_bytes)
+        self._shapes: dict[tuple[object, ...], Shape] = {}
+        self._last: tuple[Configuration | None, Shape | None] = None, None
 
     def shape(self, config: Configuration) -> Shape:
         """Return what a configuration shares with others."""
+        last, known = self._last
+        if known is not None and last is config:
+            return known
         layout = config.layout
         key = (layout, config.pp, config.virtual_stages, config.cuts, config.tp, config.ep, config.dp, config.cp,
                config.outer, config.micro_batch, config.sequence_parallel, config.recompute)  # fmt: skip
@@ -63,6 +74,7 @@ class Shapes(PartialBounds):
             message_s = self.costs.message_s(config)
             known = Shape(times.counts, self.costs.composition(times.counts), times.stages, rows, message_s, times)
             self._shapes[key] = known
+        self._last = config, known
         return known
 
     def held(self, config: Configuration, shape: Shape) -> Held:
@@ -78,8 +90,17 @@ class Shapes(PartialBounds):
             work = [min([workspace[s] for s in row]) for row in shape.mine]
             one = [max([sum([saved[t] for t in flow if t <= s]) + workspace[s]
                         for flow in flows_of(config.layout, row) for s in flow]) for row in shape.mine]  # fmt: skip
-            shape.held = Held(numel, saved, workspace, self._stashes(config, shape), least, work, one)
+            stash = self._stashes(config, shape)
+            shape.held = Held(numel, saved, workspace, stash, least, work, one, self._rows(config, shape, numel))
         return shape.held
+
+    def _rows(self, config: Configuration, shape: Shape, numel: list[RowParameters]) -> list[tuple[float, float]]:
+        """Return the parameters of each row on a rank, whole and divided."""
+        copies = 2 if config.layout is Layout.BIDIRECTIONAL else 1
+        dense, expert = config.dp * config.cp * copies, config.dp // config.ep * config.cp * copies
+        each = {id(n): (n.over(1, 1), n.over(dense, expert)) for n in {id(n): n for n in numel}.values()}
+        sizes = [each[id(n)] for n in numel]
+        return [(sum([sizes[s][0] for s in row]), sum([sizes[s][1] for s in row])) for row in shape.mine]
 
     def _saved_of_stages(self, config: Configuration, shape: Shape) -> list[float]:
         """Return the bytes that each stage keeps of a microbatch."""

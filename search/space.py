@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
+from functools import cache
 from itertools import product
 from typing import NamedTuple, TypeAlias
 
@@ -27,6 +28,12 @@ SOME = "some"
 """In a partial assignment: some layers of each stage are recomputed."""
 USUAL = BUCKETS[0], PREFETCHES[0], STREAMS[0]
 """Bucket, prefetch and streams that a configuration has unless it says otherwise."""
+
+
+@cache
+def layout_of(schedule: str) -> Layout:
+    """Return how a family lays stages on rows."""
+    return FAMILIES[schedule].layout
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -67,7 +74,7 @@ class Configuration:
     @property
     def layout(self) -> Layout:
         """How stages lie on rows."""
-        return FAMILIES[self.schedule].layout
+        return layout_of(self.schedule)
 
     @property
     def plain(self) -> Configuration:
