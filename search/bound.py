@@ -30,7 +30,6 @@ from search.row_parts import (
     RowSyncs,
     StageSync,
     count_parameters,
-    everyone,
 )
 from search.shape import Shape
 from search.space import Configuration
@@ -46,6 +45,7 @@ class Bounds(Floors):
         Floors.__init__(self, costs, cost, context_bytes, capacity_bytes)
         self.ends = lru_cache(maxsize=None)(self._ends_numel)
         self.first = lru_cache(maxsize=None)(self._first_bucket)
+        self.norm = lru_cache(maxsize=None)(self._norm)
         self.widest = lru_cache(maxsize=None)(self._widest)
         self._known_syncs: dict[tuple[object, ...], dict[tuple[object, ...], StageSync]] = {}
         self._known_rows: dict[tuple[object, ...], RowSyncs] = {}
@@ -115,7 +115,10 @@ class Bounds(Floors):
 
     def norm_s(self, config: Configuration) -> float:
         """Return the seconds of the norm of all gradients, after which a step ends."""
-        return self.cost.collective_s(Collective.ALL_REDUCE, 4.0, everyone(config.pp * config.row_size))
+        return self.norm(config.pp * config.row_size)
+
+    def _norm(self, ranks: int) -> float:
+        return self.cost.collective_s(Collective.ALL_REDUCE, 4.0, tuple(range(ranks)))
 
     def _ends(self, config: Configuration, shape: Shape, overlapping: bool, split: bool) -> RowEnds:
         """Return, for each row, what data parallelism and the update add at least."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, pairwise
-from typing import Any, TypeAlias
+from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 
-from piper_core.ir.action import Action, ActionKind
+from piper_core.ir.action import ActionKind
+from piper_core.ir.dag import Ints
 from piper_core.schedule.families import get_family
 from piper_core.schedule.grid import rows_of_stage
 from search.jit import Loops
@@ -21,8 +22,6 @@ _CODE = {ActionKind.F: F, ActionKind.B: B, ActionKind.BI: BI, ActionKind.BW: BW}
 
 Column = Any
 """Numbers: a list, or an array for compiled loops."""
-Operation: TypeAlias = tuple[int, int, int, int]
-"""An action of a grid as numbers: see :class:`Numbered`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,44 +76,37 @@ def numbered(schedule: str, pp: int, m: int, v: int) -> Numbered:
     grid = family.grid(pp, m, v)
     rows_of = rows_of_stage(family.layout, pp, v)
     stages = len(rows_of)
-    hop = [a != b or len(a) > 1 for a, b in pairwise(rows_of)]
+    hop = np.asarray([a != b or len(a) > 1 for a, b in pairwise([(), *rows_of, ()])], np.int64)
+    hop[[0, -1]] = 0
+    slots = [slot for row in grid.rows for slot in row]
+    stage, code, mb = np.asarray([(a.stage, _CODE[a.kind], a.microbatch or 0) for slot in slots for a in slot]).T
+    forward, apart = code == F, code == BW
+    free = apart | np.where(forward, stage == 0, stage == stages - 1)
+    columns = np.stack([
+        stage * PHASES + code,
+        np.where(free, -1, np.where(forward, stage - 1, stages + stage + 1) * m + mb),
+        np.where(free, 0, hop[np.where(forward, stage, stage + 1)]),
+        np.where(apart, -1, np.where(forward, stage, stages + stage) * m + mb),
+    ])  # fmt: skip
+    first, row_first = [0, *accumulate(map(len, slots))], [0, *accumulate(map(len, grid.rows))]
+    turns = _turns(row_first, first, columns[1], columns[3], 2 * stages * m)
+    row_of = np.searchsorted(row_first, turns, "right") - 1
+    sizes = np.diff(first)[turns]
+    slot_first = np.concatenate(([0], np.cumsum(sizes)))
+    places = np.arange(len(stage)) + np.repeat(np.asarray(first)[turns] - slot_first[:-1], sizes)
+    arrays = tuple(column.astype(np.int32) for column in (row_of, slot_first, *columns[:, places]))
+    listed = tuple(column.tolist() for column in arrays)
+    return Numbered(listed, arrays, len(grid.rows), int(sizes.max()), 2 * stages * m)
 
-    def operation(action: Action) -> Operation:
-        stage, code, mb = action.stage, _CODE[action.kind], action.microbatch or 0
-        if code == F:
-            hops = stage > 0 and hop[stage - 1]
-            return stage * PHASES, (stage - 1) * m + mb if stage else -1, int(hops), stage * m + mb
-        if code == BW:
-            return stage * PHASES + BW, -1, 0, -1
-        last = stage == stages - 1
-        need = -1 if last else (stages + stage + 1) * m + mb
-        return stage * PHASES + code, need, int(not last and hop[stage]), (stages + stage) * m + mb
 
-    by_row = [[[operation(action) for action in slot] for slot in row] for row in grid.rows]
-    row_of, slots = zip(*_one_by_one(by_row), strict=True)
-    listed = (
-        list(row_of), [0, *accumulate(map(len, slots))], *map(list, zip(*chain.from_iterable(slots), strict=True)),
-    )  # fmt: skip
-    arrays = tuple(np.asarray(column, np.int32) for column in listed)
-    return Numbered(listed, arrays, len(grid.rows), max(map(len, slots)), 2 * stages * m)
-
-
-def _one_by_one(rows: Sequence[Sequence[Sequence[Operation]]]) -> Iterator[tuple[int, Sequence[Operation]]]:
-    """Yield (row, slot), each after the one before on its row and after all that it needs."""
-    left, done, waiting, ready = [iter(row) for row in rows], {-1}, dict[int, int](), list(range(len(rows)))
-    held = [next(slots, ()) for slots in left]
-    while ready:
-        row = ready.pop()
-        while slot := held[row]:
-            if missing := [need for _, need, _, _ in slot if need not in done]:
-                waiting[missing[0]] = row
-                break
-            yield row, slot
-            held[row] = next(left[row], ())
-            for *_, result in slot:
-                done.add(result)
-                if result in waiting:
-                    ready.append(waiting.pop(result))
+def _turns(row_first: list[int], slot_first: list[int], need: Ints, result: Ints, results: int) -> Ints:
+    """Return slots such that each comes after the one before on its row and after all that it needs."""
+    loops, rows, slots = LOOPS.pick(len(need)), len(row_first) - 1, len(slot_first) - 1
+    given = [np.asarray(each, np.int32) for each in (row_first, slot_first, need, result)]
+    room = [np.full(n, value, np.int32) for n, value in ((results, 0), (results, -1), (rows, 0), (rows, 0), (slots, 0))]
+    columns = [*given, *room] if loops.compiled else [each.tolist() for each in (*given, *room)]
+    loops.sort(*columns)
+    return np.asarray(columns[-1])
 
 
 def replay(order: Numbered, times: Times) -> Ends:
@@ -223,6 +215,38 @@ def run(
         clock[r] = now
 
 
+def sort(
+    row_first: Column, slot_first: Column, need: Column, result: Column,
+    done: Column, waiting: Column, cursor: Column, ready: Column, turns: Column,
+) -> None:  # fmt: skip
+    """Fill ``turns`` (slots,) with slots that need nothing of later ones; the four before it are room to work in."""
+    count, n = len(cursor), 0
+    for r in range(count):
+        cursor[r] = row_first[r]
+        ready[r] = count - 1 - r
+    while count > 0:
+        count -= 1
+        r = ready[count]
+        i, missing = cursor[r], -1
+        while i < row_first[r + 1]:
+            for o in range(slot_first[i], slot_first[i + 1]):
+                if missing < 0 and need[o] >= 0 and not done[need[o]]:
+                    missing = need[o]
+            if missing >= 0:
+                waiting[missing] = r
+                break
+            turns[n] = i
+            n += 1
+            for o in range(slot_first[i], slot_first[i + 1]):
+                if result[o] >= 0:
+                    done[result[o]] = 1
+                    if waiting[result[o]] >= 0:
+                        ready[count] = waiting[result[o]]
+                        count += 1
+            i += 1
+        cursor[r] = i
+
+
 def held(
     row_of: Column, slot_first: Column, at: Column, saved: Column, workspace: Column, now: Column, peaks: Column
 ) -> None:
@@ -239,4 +263,4 @@ def held(
         peaks[r] = max(peaks[r], now[r])
 
 
-LOOPS = Loops(held, run)
+LOOPS = Loops(held, sort, run)

@@ -146,12 +146,6 @@ def sum_parameters(kinds: Sequence[RowParameters], counts: Sequence[int]) -> Row
 
 
 @cache
-def everyone(ranks: int) -> tuple[int, ...]:
-    """Return all ranks."""
-    return tuple(range(ranks))
-
-
-@cache
 def stages_of_row(layout: Layout, pp: int, v: int) -> tuple[tuple[int, ...], ...]:
     """Return the stages that each row holds."""
     held: list[list[int]] = [[] for _ in range(pp)]

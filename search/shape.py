@@ -88,8 +88,9 @@ class Shapes(PartialBounds):
             saved, workspace = self._saved_of_stages(config, shape), self._workspaces(config, shape)
             least = [min([saved[s] for s in row]) for row in shape.mine]
             work = [min([workspace[s] for s in row]) for row in shape.mine]
-            one = [max([sum([saved[t] for t in flow if t <= s]) + workspace[s]
-                        for flow in flows_of(config.layout, row) for s in flow]) for row in shape.mine]  # fmt: skip
+            one = [max([held + workspace[s] for flow in flows_of(config.layout, row)
+                        for s, held in zip(flow, accumulate([saved[t] for t in flow]), strict=True)])
+                   for row in shape.mine]  # fmt: skip
             stash = self._stashes(config, shape)
             shape.held = Held(numel, saved, workspace, stash, least, work, one, self._rows(config, shape, numel))
         return shape.held

@@ -15,7 +15,7 @@ from search.row_parts import peak_of
 
 
 def loops(*, compiled: bool) -> Loops:
-    made = Loops(module.held, module.run)
+    made = Loops(module.held, module.sort, module.run)
     if compiled:
         made._compile(cache=True)
     else:
@@ -42,6 +42,7 @@ def test_compiled_and_plain(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
             found = []
             for compiled in (False, True):
                 monkeypatch.setattr(module, "LOOPS", loops(compiled=compiled))
+                assert numbered.function(name, pp, m, v).listed == order.listed
                 found.append((replay(order, times), peaks_of(order, saved, workspace)))
             (plain, peaks), (quick, quick_peaks) = found
             assert plain == quick
