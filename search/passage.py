@@ -34,8 +34,8 @@ class Route(NamedTuple):
     stage does at least of each other microbatch before the last backward of that stage, since its own first forward
     (``through``) and since that of its row (``entry`` says of which stage, ``all_through``), and with the whole of
     those backwards (``since``, ``all_since``); the ``last`` backward, and when it is its row's ``turn``; when a
-    microbatch may ``start`` that never waits, and what a backward takes from the start of a stage to the end of the first
-    (``rise``); the ``hop`` to each next stage, one less."""
+    microbatch may ``start`` that never waits, and what a backward takes from the start of a stage to the end of the
+    first (``rise``); the ``hop`` to each next stage, one less."""
 
     down: Floats
     up: Floats
