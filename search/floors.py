@@ -47,14 +47,13 @@ class Floors(Shapes):
         shape = self.shape(config)
         alive = alive_chunks(config.schedule, config.pp, config.num_microbatches, config.virtual_stages)
         mine, last = self.held(config, shape), len(shape.counts) - 1
-        work = mine.workspace
+        static_bytes = self._static(config, shape)
+        rows = zip(static_bytes, alive, mine.least_saved, mine.least_workspace, shape.mine, strict=True)
         worst = 0.0
-        for static, n, least, held in zip(
-            self._static(config, shape), alive, mine.least_saved, shape.mine, strict=True
-        ):
-            held_bytes = n * least + min([work[s] for s in held])
+        for static, n, least, work, held in rows:
+            held_bytes = n * least + work
             if last in held:  # when the first backward begins
-                held_bytes = max(held_bytes, mine.saved[last] + work[last])
+                held_bytes = max(held_bytes, mine.saved[last] + mine.workspace[last])
             worst = max(worst, static + (1 + gap) * held_bytes)
         return worst + self.context_bytes
 
