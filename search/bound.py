@@ -55,8 +55,8 @@ class Bounds(Floors):
         self, config: Configuration, gap: float | None = None, capacity_bytes: float = inf, enough: float = inf
     ) -> float:
         """Return seconds that a step takes at least, whatever the order and the streams (level 1); of orders that fit
-        ``capacity_bytes`` where ``gap`` is given, ``inf`` where none does. What memory asks for is looked at only where
-        all else is below ``enough``.
+        ``capacity_bytes`` where ``gap`` is given, ``inf`` where none does. What is dear to find, memory's part most, is
+        looked at only where all before it is below ``enough``.
 
         Counted from when the gradient norm of the step before is known. A row updates its stages, and is busy with its
         own work; it starts after the forwards of the stages before its first, and, where the backward is whole, the
@@ -71,8 +71,11 @@ class Bounds(Floors):
         m = config.num_microbatches // (2 if config.layout is Layout.BIDIRECTIONAL else 1)
         if not split and family.layout is Layout.LOOP:
             after = np.maximum(after, rows.tail + after[0])
-        best = max(float(frame.longest(before + frame.work + after).max()), float((before + ends.between).max()),
-                   passage(route, m, frame.arrives, ends.ready, ends.reduce))  # fmt: skip
+        best = float(np.maximum.reduce(frame.longest(before + frame.work + after)))
+        if best + norm >= enough:
+            return best + norm
+        way = passage(route, m, frame.arrives, ends.ready, ends.reduce)
+        best = max(best, float(np.maximum.reduce(before + ends.between)), way)
         if gap is not None and best + norm < enough:
             waits = self.waits(config, rows, frame, gap, capacity_bytes)
             alone = frame.compute if overlapping else frame.work
