@@ -162,7 +162,7 @@ def _finish(result: Result, generator: BestFirst, state: State) -> None:
         finer = generator.rest(best) - result.finer
         if finer > 0:
             result.pruned[FINER] = finer
-    total = sum(result.pruned.values()) + len(counted)
+    total = sum(result.pruned.values()) + len(counted) + result.alike
     if result.size > total:
         result.pruned[TIME if result.stopped == "proved" else "not reached"] = result.size - total
     result.wall_s = time.perf_counter() - state.start

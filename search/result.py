@@ -19,7 +19,8 @@ class Result:
     ``least_left_s`` is a step time that nothing of that kind beats, other buckets, prefetches and streams of what was
     evaluated aside, ``least_s`` one that neither those nor any other order beats; ``family_gap`` is the gap to the
     former. ``finer`` counts those that were evaluated, ``reordered`` the orders of the list scheduler, ``needless``
-    what fits but recomputes more than another. ``batches`` counts those evaluated before tuning and in it: for as many
+    what fits but recomputes more than another, ``alike`` what fits but differs from a candidate in bucket, prefetch or
+    streams alone. ``batches`` counts those evaluated before tuning and in it: for as many
     of each, the candidates are the same."""
 
     candidates: list[Candidate] = field(default_factory=list)
@@ -35,6 +36,7 @@ class Result:
     finer: int = 0
     reordered: int = 0
     needless: int = 0
+    alike: int = 0
     batches: list[int] = field(default_factory=lambda: [0, 0])
     objective: Objective = "throughput"
     family_gap: float = inf

@@ -115,10 +115,16 @@ class State:
             self.result.pruned[outcome] = self.result.pruned.get(outcome, 0) + 1
 
     def _rank(self) -> None:
+        """Rank what fits; of those that differ in bucket, prefetch or streams alone, the best."""
         result = self.result
-        result.candidates = sorted(self._needed(), key=lambda candidate: candidate.rank(result.objective))
-        kept = {candidate.config for candidate in result.candidates}
+        needed = sorted(self._needed(), key=lambda candidate: candidate.rank(result.objective))
+        kept = {candidate.config for candidate in needed}
         result.needless = sum(config not in kept for config in self.seen if config in self.told_main)
+        different: dict[Configuration, Candidate] = {}
+        for candidate in needed:
+            different.setdefault(replace(candidate.config.plain, order=candidate.config.order), candidate)
+        result.candidates = list(different.values())
+        result.alike = sum(each.order == "family" for each in kept - {each.config for each in result.candidates})
 
     def _needed(self) -> list[Candidate]:
         """Return what fits, without what recomputes more than another that is the same otherwise."""
