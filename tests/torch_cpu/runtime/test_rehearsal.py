@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from piper_core.arch.presets import preset
+from piper_core.directives import Order
 from piper_core.errors import ConfigError, RunError
 from piper_core.ir.action import ActionKind
 from piper_core.program.program import Program
@@ -14,8 +15,10 @@ from piper_core.program.strategy import Strategy
 from piper_core.runtime import rehearsal
 from piper_core.runtime.rehearsal_proxy import proxy
 from piper_core.schedule.compile import compile_program
+from piper_core.schedule.families import FAMILIES
 from piper_core.schedule.plan import CODE
 from profiler.spec import load_cluster
+from search.filled_order import StageWork, filled
 from search.predict import predict
 from search.request import Request
 
@@ -55,6 +58,18 @@ def test_a_rehearsal_passes_and_a_wrong_gradient_fails(monkeypatch: pytest.Monke
     monkeypatch.setattr("piper_core.runtime.optimizer.Clip.scale", lambda *_: 0.5)  # of the ranks' gradients alone
     with pytest.raises(RunError, match=r"rehearsal: the .* differs from one process's in step"):
         rehearsal.rehearse(given, preset("llama9b"))
+
+
+def test_overlap_groups_that_leave_weight_gradients_for_later_give_right_gradients() -> None:
+    """The order of a family, filled by the search."""
+    given = strategy("llama9b", pp=2, dp=1, tp=2, num_microbatches=8, schedule="dualpipev")
+    family = FAMILIES["dualpipev"].grid(2, 8, 2)
+    seconds = dict.fromkeys((ActionKind.F, ActionKind.B, ActionKind.BI, ActionKind.BW), 1.0)
+    grid = filled(family, [StageWork(seconds, seconds, 1.0, 1.0)] * 4, 0.1, [9.0, 9.0], late=3, wait=0.5)
+    assert any({a.kind for a in slot} == {ActionKind.F, ActionKind.BI} for row in grid.rows for slot in row)
+    directives = tuple(d for d in given.program.directives if not isinstance(d, Order))
+    program = Program((*directives, Order(actions=tuple(enumerate(grid.rows)))))
+    assert rehearsal.rehearse(replace(given, program=program), preset("llama9b")).error < 1e-12
 
 
 def test_as_many_steps_as_asked_for_from_a_seed() -> None:
