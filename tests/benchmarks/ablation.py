@@ -48,7 +48,7 @@ class Memory(Database):
     """What was evaluated for a problem, in no file: spaces that lie in one another have configurations in common."""
 
     def __init__(self) -> None:
-        super().__init__(Path(), {})
+        super().__init__(Path(), {}, None)
 
     def begin(self) -> None:
         pass

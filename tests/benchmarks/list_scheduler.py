@@ -52,8 +52,8 @@ def main(degrees: Sequence[int] = SAMPLE[0], microbatches: Sequence[int] = SAMPL
             found.setdefault((placement, family, measure), Counter())[compared.verdict] += 1
             if compared.verdict == "worse":
                 print(f"worse: {family} p={p} m={m} {measure}: {_margin(compared)}")
-    for (placement, family, measure), verdicts in found.items():
-        print(f"{placement:16}{family:18}{measure:10}" + "".join(f"{verdicts[word]:8}" for word in VERDICTS))
+    for (placement, family, of), verdicts in found.items():
+        print(f"{placement:16}{family:18}{of:10}" + "".join(f"{verdicts[word]:8}" for word in VERDICTS))
         worse += verdicts["worse"]
     return int(bool(slow or worse))
 

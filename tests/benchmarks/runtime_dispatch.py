@@ -37,11 +37,11 @@ def main() -> int:
         outputs = tuple(torch.zeros(()) for _ in made.outputs)
         return replace(made, call=lambda arguments: outputs)
 
-    Macros.macro = empty  # type: ignore[method-assign]  # chunks without work
+    Macros.macro = empty  # type: ignore[method-assign, assignment]  # chunks without work
     print(f"{'program':24}{'actions':>9}{'calls':>7}{'us an action':>14}{'limit':>7}")
     for name, case in cases.items():
         shared = lowering(case, torch.float32)
-        program = RankProgram(shared, 0, _Nobody(0), Training(SGD(), balance_rate=0.0))  # type: ignore[arg-type]
+        program = RankProgram(shared, 0, _Nobody(0), Training(SGD(), balance_rate=0.0))
         slices = program.slices(*batches(case, 1)[0])
         actions = len({action for action, do, _ in program.code})
         assert actions < len(program.code)

@@ -84,7 +84,7 @@ def _peak(rank: int, name: str, shape: Shape) -> float:
         gc.collect()  # what only cycles hold is nobody's need
         since = time.time_ns()
         made()
-    events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]  # set once it has run
+    events = profiler.profiler.kineto_results.events()
     changes = sorted((each.start_ns(), each.nbytes()) for each in events if each.name() == "[memory]")
     now = most = 0
     for at, change in changes:
@@ -122,7 +122,8 @@ def _torch_pipeline(rank: int, shape: Shape) -> Callable[[], float]:
     def step() -> float:
         losses: list[Any] = []
         optimizer.zero_grad()
-        runs.step(*([tokens] if index == 0 else []), **({"target": targets, "losses": losses} if index else {}))
+        last: dict[str, Any] = {"target": targets, "losses": losses} if index else {}
+        runs.step(*([tokens] if index == 0 else []), **last)
         optimizer.step()
         return float(torch.stack(losses).detach().mean()) if losses else 0.0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -80,15 +81,11 @@ def main() -> int:
         simulation = simulate(lowered, seconds)
         nodes = node_seconds(dag, cost)
         work: tuple[Callable[[], object], ...] = (
-            lambda dag=dag: node_seconds(dag, cost),
-            lambda dag=dag, plan=plan, nodes=nodes: action_seconds(dag, plan, nodes),
-            lambda plan=plan: lower_plan(plan),
-            lambda lowered=lowered, seconds=seconds: without_numba(lambda: simulate(lowered, seconds)),
-            lambda lowered=lowered, seconds=seconds: simulate(lowered, seconds),
-            lambda lowered=lowered, seconds=seconds: simulate(lowered, seconds, slowdown=SLOWDOWN),
-            lambda dag=dag, simulation=simulation: memory(dag, simulation, cluster.device),
+            partial(node_seconds, dag, cost), partial(action_seconds, dag, plan, nodes), partial(lower_plan, plan),
+            partial(without_numba, partial(simulate, lowered, seconds)), partial(simulate, lowered, seconds),
+            partial(simulate, lowered, seconds, slowdown=SLOWDOWN), partial(memory, dag, simulation, cluster.device),
             simulation.exposed_communication_s,
-        )  # type: ignore[misc]  # mypy does not infer lambdas with defaults
+        )  # fmt: skip
         found = dict(zip(columns, map(quickest, work), strict=True))
         name = f"{pp} x {dp}, {microbatches}, {zero}" + (f", {bucket} MiB" if bucket else "")
         print(f"{name:22}{len(dag):9,}{len(plan):9,}", *(f"{found[column] * 1e3:13.2f}" for column in columns))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 import numpy as np
@@ -35,7 +36,7 @@ def random_plan(rng: Random) -> Plan:
 
 def random_seconds(rng: Random, plan: Plan) -> list[float]:
     """Return durations with ties and zeros, or without."""
-    draw = rng.choice([lambda: rng.random(), lambda: rng.randrange(4) / 2])
+    draw: Callable[[], float] = rng.choice([rng.random, lambda: rng.randrange(4) / 2])
     return [0.0 if KINDS[kind] is ActionKind.FREE else draw() for kind in plan.kind.tolist()]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from piper_core.errors import PlanError
 from piper_core.ir.action import ActionKind
+from piper_core.ir.dag import Mask
 from piper_core.ir.timeline import Timeline
 from piper_core.names import Phase, Sync
 from piper_core.schedule.families import FAMILIES, get_family
@@ -115,7 +117,7 @@ def test_equals_an_event_loop_on_random_programs(seed: int) -> None:
     rng = Random(seed)
     for _ in range(25):
         plan = random_case(rng).plan
-        draw = rng.choice([lambda: rng.random(), lambda: rng.randrange(4) / 2])  # with ties and zeros, and without
+        draw: Callable[[], float] = rng.choice([rng.random, lambda: rng.randrange(4) / 2])  # or with ties and zeros
         seconds = [0.0 if KINDS[kind] is ActionKind.FREE else draw() for kind in plan.kind.tolist()]
         steps = rng.choice([2, 3])
         found = simulate(plan, np.asarray(seconds), steps=steps)
@@ -215,11 +217,11 @@ def test_the_timeline_shows_every_action_and_reads_back() -> None:
     assert all(lane.events[0].action.stage >= 0 for lane in shown.lanes if lane.events)
 
 
-def computes(plan: Plan, row: int) -> np.ndarray:
+def computes(plan: Plan, row: int) -> Mask:
     mask = np.zeros(len(plan), np.bool_)
     stream = plan.compute_stream(row)
     mask[plan.start[stream] : plan.start[stream + 1]] = True
-    return mask & ~kinds(plan, "FREE")
+    return np.asarray(mask & ~kinds(plan, "FREE"))
 
 
 def test_picture() -> None:
