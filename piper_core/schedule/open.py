@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -154,14 +155,15 @@ def _overlapped(dag: Dag, found: Macros, position: Ints) -> list[tuple[int, ...]
     if not dag.overlaps:
         return []
     nodes = dag.nodes
-    talks = np.zeros(len(found), np.bool_)
-    inner = (nodes.kind == NodeKind.COLLECTIVE) & (found.of >= 0) & (nodes.stream > 0)
-    talks[found.of[inner]] = True
-    find = found.find()
+    talks = set(found.of[(nodes.kind == NodeKind.COLLECTIVE) & (found.of >= 0) & (nodes.stream > 0)].tolist())
+    find, row_of, place = found.find(), found.group.tolist(), position.tolist()
     groups = [tuple(find[key] for key in group if key in find) for group in dag.overlaps]
-    found_groups = [group for group in groups if len(group) > 1 and talks[list(group)].any()]
-    return [group for group in found_groups if len({*found.group[list(group)].tolist()}) == 1
-            and int(np.ptp(position[list(group)])) == len(group) - 1]  # fmt: skip
+
+    def together(group: tuple[int, ...]) -> bool:
+        places = [place[m] for m in group]
+        return len({row_of[m] for m in group}) == 1 and max(places) - min(places) == len(group) - 1
+
+    return [group for group in groups if len(group) > 1 and not talks.isdisjoint(group) and together(group)]
 
 
 def _whole_spans(dag: Dag, found: Macros) -> dict[tuple[int, Phase, int], frozenset[int]]:
@@ -218,53 +220,51 @@ class _Opener:
         """Return the units: those of whole macros first, then the pieces of opened ones."""
         found, k = self.found, len(self.found)
         cut = set(self.opened) | self.in_overlap
-        first_of: dict[tuple[int, int, int, bool, bytes], int] = {}
-        keys = [(m, self._key(m)) for m in sorted(cut)]
-        for m, key in keys:
-            first_of.setdefault(key, m)
+        alike: dict[tuple[int, int, int, bool, bytes], list[int]] = {}
+        for m, key in zip(sorted(cut), self._keys(sorted(cut)), strict=True):
+            alike.setdefault(key, []).append(m)
         shown = np.zeros(k + 1, np.bool_)
-        shown[list(first_of.values())] = True
+        shown[[same[0] for same in alike.values()]] = True
         self.shown = shown[found.of]
-        templates = {key: self._cut(m, self.opened.get(m)) for key, m in first_of.items()}
-        whole = np.asarray([m for m in range(k) if m not in cut], np.int64)
-        unit_of_macro = np.full(k, -1, np.int64)
-        unit_of_macro[whole] = np.arange(len(whole))
-        of = np.where(found.of >= 0, unit_of_macro[found.of], -1).astype(np.int32)
-        pieces: dict[int, tuple[int, list[tuple[bool, int]]]] = {}
-        count = len(whole)
-        longest = 1
-        for m, key in keys:
-            local, kinds = templates[key]
-            nodes = self.sorted[self.starts[m] : self.starts[m + 1]]
-            of[nodes] = count + local
-            pieces[m] = (count, kinds)
-            count += len(kinds)
-            longest = max(longest, len(kinds))
-        scale = 2.0 * (longest + 1)
+        templates = [(np.asarray(same), *self._cut(same[0], self.opened.get(same[0]))) for same in alike.values()]
+        # units: whole macros first, then the pieces of the others
+        template_of, pieces = np.full(k, -1, np.int64), np.zeros(k, np.int64)
+        for t, (same, _, kinds) in enumerate(templates):
+            template_of[same], pieces[same] = t, len(kinds)
+        whole = np.flatnonzero(template_of < 0)
+        first = len(whole) + np.cumsum(pieces) - pieces
+        first[whole] = np.arange(len(whole))
+        of = np.where(found.of >= 0, first[found.of], -1).astype(np.int32)
+        count, scale = len(whole) + int(pieces.sum()), 2.0 * (int(pieces.max(initial=1)) + 1)
         place = np.zeros(count)
         place[: len(whole)] = self.position[whole] * scale
         is_compute = np.ones(count, np.bool_)
         phase, label = np.zeros(count, np.int32), np.full(count, -1, np.int32)
         phase[: len(whole)] = found.phase[whole]
-        for m, (first, kinds) in pieces.items():
-            mine = slice(first, first + len(kinds))
+        for same, local, kinds in templates:
+            of[self.sorted[self.starts[same][:, None] + np.arange(len(local))]] = first[same][:, None] + local
+            mine = first[same][:, None] + np.arange(len(kinds))
             is_compute[mine], label[mine] = zip(*kinds, strict=True)
-            place[mine] = self.position[m] * scale + np.arange(len(kinds))
-            phase[mine] = found.phase[m]
+            place[mine] = self.position[same][:, None] * scale + np.arange(len(kinds))
+            phase[mine] = found.phase[same][:, None]
+        turns: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
         for group in self.overlapped:
-            base = min(int(self.position[m]) for m in group) * scale
-            for rank, (turn, i) in enumerate(_turns([[compute for compute, _ in pieces[m][1]] for m in group])):
-                place[pieces[group[turn]][0] + i] = base + rank
+            turns.setdefault(tuple(template_of[list(group)].tolist()), []).append(group)
+        for members, groups in turns.items():
+            who, i = np.asarray(_turns([[compute for compute, _ in templates[t][2]] for t in members])).T
+            macros = np.asarray(groups)
+            base = self.position[macros].min(axis=1) * scale
+            place[first[macros[:, who]] + i] = base[:, None] + np.arange(len(i))
         parts = tuple((stage, kind, tuple(sets)) for (stage, kind), sets in sorted(self.parts.items()))
         return Opening(of, place, is_compute, phase, label, tuple(self.labels), parts, self.spans)
 
-    def _key(self, m: int) -> tuple[int, int, int, bool, bytes]:
-        """Return what is alike where the pieces of two macros are."""
-        stage, phase = int(self.found.stage[m]), int(self.found.phase[m])
-        table = self.opened.get(m)
-        nodes, mine = self.dag.nodes, self.sorted[self.starts[m] : self.starts[m + 1]]
-        inside = nodes.chunk[mine].tobytes() + nodes.phase[mine].tobytes()  # some may be recomputed, some not
-        return stage, phase, id(table) if table is not None else 0, m in self.in_overlap, inside
+    def _keys(self, macros: list[int]) -> Iterator[tuple[int, int, int, bool, bytes]]:
+        """Yield, for each macro, what is alike where the pieces of two are."""
+        nodes, stage, phase, starts = self.dag.nodes, self.found.stage, self.found.phase, self.starts.tolist()
+        inside = nodes.chunk[self.sorted].astype(np.int64) * 8 + nodes.phase[self.sorted]  # some may be recomputed
+        for m, s, p in zip(macros, stage[macros].tolist(), phase[macros].tolist(), strict=True):
+            table = id(self.opened[m]) if m in self.opened else 0
+            yield s, p, table, m in self.in_overlap, inside[starts[m] : starts[m + 1]].tobytes()
 
     def _cut(self, m: int, table: Ints | None) -> tuple[Ints, list[tuple[bool, int]]]:
         """Return the piece of each of a macro's nodes (in sorted order), and (is compute, label) of each piece."""
