@@ -7,10 +7,11 @@ from itertools import product
 
 import numpy as np
 
+from piper_core.ir.dag import among
 from piper_core.ir.macro import cycle, topological
 from piper_core.schedule.plan import Channel, Communicator, Plan, StreamKind
 from piper_core.schedule.verify_complete import complete
-from piper_core.schedule.verify_reads import dependencies
+from piper_core.schedule.verify_order import dependencies
 from piper_core.schedule.verify_table import BI, COMPUTE, FREE, GATHERS, RECVS, SENDS, B, F, PlanTable, R
 
 
@@ -43,8 +44,8 @@ def _pair(table: PlanTable) -> list[int]:
     plan = table.plan
     queues: list[dict[tuple[int, bool], list[int]]] = [{} for _ in plan.lines]
     owner: dict[tuple[int, int, bool], int] = {}
-    for i, line in enumerate(table.line):
-        sending = table.kind[i] in SENDS
+    for i in np.flatnonzero((plan.line >= 0) | among(plan.kind, (*SENDS, *RECVS))).tolist():
+        line, sending = table.line[i], table.kind[i] in SENDS
         message = sending or table.kind[i] in RECVS
         if line < 0:
             if message:
@@ -152,10 +153,11 @@ def _buffers(table: PlanTable) -> None:
     """A gathered bucket is used after its gather and before its free. A free gives back the oldest that its row has
     gathered for its microbatch: that of the forward, then that of the backward."""
     turn: dict[tuple[int, int, int], dict[bool, int]] = {}
-    for i, kind in enumerate(table.kind):
-        if GATHERS.get(kind) is not None:
+    for i in np.flatnonzero(among(table.plan.kind, tuple(GATHERS))).tolist():
+        serves = GATHERS[table.kind[i]]
+        if serves is not None:
             order = turn.setdefault((table.row[i], table.bucket[i], table.microbatch[i]), {})
-            order[GATHERS[kind] is True] = len(order)
+            order[serves] = len(order)
     if not turn and FREE not in table.kind:
         return
     users: list[dict[tuple[int, int], list[int]]] = [{} for _ in table.plan.inputs]

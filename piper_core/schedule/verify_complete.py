@@ -27,6 +27,16 @@ from piper_core.schedule.verify_table import (
 K = TypeVar("K")
 
 
+class _Cut:
+    """A way to cut a macro: the labels of its compute pieces in order, those and the number of its inner ones."""
+
+    def __init__(self, parts: tuple[Part, ...]) -> None:
+        self.parts = parts
+        self.labels = [part.label for part in parts if not part.inner]
+        self.inner = {part.label for part in parts if part.inner}
+        self.count = sum(part.inner for part in parts)
+
+
 def complete(table: PlanTable) -> None:
     """Check that each (stage, microbatch) has F once, one of B and {BI, BW}, and its R; macros whole; every reduction,
     update and norm once. Fills in the table's maps.
@@ -35,8 +45,9 @@ def complete(table: PlanTable) -> None:
         PlanError: ``incomplete``, ``duplicate``; ``data_dependency`` where a backward is on another row than its F.
     """
     _find(table)
+    fitting: dict[tuple[int, ...], list[_Cut]] = {}
     for key, found in table.at.items():
-        _macro(table, key, found)
+        _macro(table, key, found, fitting)
     for lane in sorted(set(table.plan.lanes) or {0}):
         for stage in range(table.plan.stages):
             for microbatch in range(table.plan.microbatches):
@@ -47,8 +58,11 @@ def complete(table: PlanTable) -> None:
 
 def _find(table: PlanTable) -> None:
     """Fill in the maps of the table."""
-    for i, kind in enumerate(table.kind):
-        row, stage, microbatch = table.row[i], table.stage[i], table.microbatch[i]
+    columns = zip(table.kind, table.row, table.stage, table.microbatch, strict=True)
+    for i, (kind, row, stage, microbatch) in enumerate(columns):
+        if kind in INNER:
+            _only(table, table.inner.setdefault((row, stage, microbatch), {}), table.label[i], i)
+            continue
         if (kind in COMPUTE or kind in (FREE, UPDATE)) and not table.on_compute(i):
             raise table.error("incomplete", f"{table.name(i)} on row {row} is not on a compute stream", [i])
         if kind in COMPUTE:
@@ -68,8 +82,6 @@ def _find(table: PlanTable) -> None:
             _only(table, table.update, (row, stage), i)
         elif kind == NORM:
             _only(table, table.norm, row, i)
-        elif kind in INNER:
-            _only(table, table.inner, (row, stage, table.label[i], microbatch), i)
 
 
 def _only(table: PlanTable, held: dict[K, int], key: K, i: int) -> None:
@@ -78,32 +90,34 @@ def _only(table: PlanTable, held: dict[K, int], key: K, i: int) -> None:
     held[key] = i
 
 
-def _macro(table: PlanTable, key: tuple[int, int, int, int], found: list[int]) -> None:
-    """Find the cut that the pieces of one macro follow: of those that fit, the one with most inner collectives."""
+def _macro(
+    table: PlanTable, key: tuple[int, int, int, int], found: list[int], fitting: dict[tuple[int, ...], list[_Cut]]
+) -> None:
+    """Find the cut that the pieces of one macro follow: of those that fit, the one with most inner collectives.
+    ``fitting`` keeps those that fit, by stage, kind and labels."""
     _, stage, kind, microbatch = key
     if not 0 <= stage < table.plan.stages or not 0 <= microbatch < table.plan.microbatches:
         raise table.error("incomplete", f"{table.name(found[0])} is of no stage or microbatch of the plan", found)
     labels = [table.label[i] for i in found]
     if labels == [-1]:
         return
-    fitting = [
-        variant for variant in table.variants.get((stage, kind), ())
-        if [part.label for part in variant if not part.inner] == labels
-    ]  # fmt: skip
-    if not fitting:
+    like = (stage, kind, *labels)
+    if like not in fitting:
+        cuts = map(_Cut, table.variants.get((stage, kind), ()))
+        fitting[like] = sorted((cut for cut in cuts if cut.labels == labels), key=lambda cut: -cut.count)
+    if not fitting[like]:
         twice = len(set(labels)) < len(labels)
         what = "runs more than once" if twice else "does not run all its parts in order"
         raise table.error("duplicate" if twice else "incomplete", f"{word(stage, kind, microbatch)} {what}", found)
-    row = table.row[found[0]]
-
-    def lacks(variant: tuple[Part, ...]) -> list[int]:
-        return [p.label for p in variant if p.inner and (row, stage, p.label, microbatch) not in table.inner]
-
-    best = max(fitting, key=lambda variant: (not lacks(variant), sum(part.inner for part in variant)))
-    if lacks(best):
-        missing = table.plan.labels[lacks(best)[0]]
-        raise table.error("incomplete", f"{word(stage, kind, microbatch)} lacks its collective {missing}", found)
-    table.variant[key] = best
+    inner = table.inner.get((table.row[found[0]], stage, microbatch), {})
+    whole = next((cut for cut in fitting[like] if cut.inner <= inner.keys()), None)
+    if whole is None:
+        missing = next(p.label for p in fitting[like][0].parts if p.inner and p.label not in inner)
+        what = f"{word(stage, kind, microbatch)} lacks its collective {table.plan.labels[missing]}"
+        raise table.error("incomplete", what, found)
+    computes = iter(found)
+    table.variant[key] = whole.parts
+    table.members[key] = [inner[part.label] if part.inner else next(computes) for part in whole.parts]
 
 
 def _once(table: PlanTable, lane: int, stage: int, microbatch: int) -> None:
@@ -141,17 +155,15 @@ def _pieces(table: PlanTable) -> None:
     """Refuse an inner collective that no opened macro has, or that two of them share."""
     claimed: set[int] = set()
     for key, variant in table.variant.items():
-        _, stage, _, microbatch = key
-        row = table.row[table.at[key][0]]
-        for part in variant:
+        for part, i in zip(variant, table.members[key], strict=True):
+            if part.inner and i in claimed:
+                raise table.error("incomplete", f"{table.name(i)} on row {table.row[i]} serves two phases", [i])
             if part.inner:
-                i = table.inner[row, stage, part.label, microbatch]
-                if i in claimed:
-                    raise table.error("incomplete", f"{table.name(i)} on row {row} serves two phases", [i])
                 claimed.add(i)
-    for i in table.inner.values():
-        if i not in claimed:
-            raise table.error("incomplete", f"{table.name(i)} on row {table.row[i]} belongs to no action", [i])
+    stray = [i for held in table.inner.values() for i in held.values() if i not in claimed]
+    if stray:
+        i = min(stray)
+        raise table.error("incomplete", f"{table.name(i)} on row {table.row[i]} belongs to no action", [i])
 
 
 def _end_of_step(table: PlanTable) -> None:

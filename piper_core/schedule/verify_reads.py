@@ -1,18 +1,20 @@
-"""Data dependencies of a plan: what each action reads has happened before it, by waits, order and meetings alone."""
+"""What each action of a plan reads."""
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Iterator
+from itertools import chain
 
+import numpy as np
+
+from piper_core.ir.dag import Ints, Mask, among
 from piper_core.names import Sync
-from piper_core.schedule.plan import Part, Reduction
+from piper_core.schedule.plan import KINDS, Part, Reduction
 from piper_core.schedule.verify_table import (
     BI,
     BW,
     COMPUTE,
     FREE,
-    INNER,
     NORM,
     REDUCES,
     SENDS,
@@ -24,70 +26,14 @@ from piper_core.schedule.verify_table import (
 )
 
 
-def dependencies(table: PlanTable, partner: list[int], order: list[int]) -> None:
-    """Check that every action's reads happen before it.
-
-    First by what its stream waited for; where that does not show it, by everything that must have happened before,
-    on any row. ``partner`` is the first of the actions that each meets, ``order`` a topological order of those.
-
-    Raises:
-        PlanError: ``data_dependency``; ``duplicate`` where a message comes twice.
-    """
-    reads, unknown = Reads(table, partner), list[tuple[int, int]]()
-    for s in range(len(table.plan.streams)):
-        known: dict[int, int] = {}
-        for i in range(table.start[s], table.start[s + 1]):
-            pending = table.waits[i]
-            while pending:  # what a collective inside an opened macro waited for has happened too
-                deeper: list[int] = []
-                for w in pending:
-                    t = table.stream[w]
-                    if known.get(t, -1) < w:
-                        known[t] = w
-                        if table.kind[w] in INNER:
-                            deeper += table.waits[w]
-                pending = deeper
-            for p in reads.of(i):
-                t = table.stream[p]
-                if (p >= i) if t == s else (known.get(t, -1) < p):
-                    unknown.append((i, p))
-    if unknown:
-        column = {t: k for k, t in enumerate(sorted({table.stream[p] for _, p in unknown}))}
-        before = happened_before(table, partner, order, column)
-        for i, p in unknown:
-            if before[i, column[table.stream[p]]] < p:
-                what = f"{table.name(i)} on row {table.row[i]} does not wait for {table.name(p)}"
-                raise table.error("data_dependency", what, [i, p])
-
-
-def happened_before(
-    table: PlanTable, partner: list[int], order: list[int], column: dict[int, int]
-) -> NDArray[np.int32]:
-    """Return, for each action and some streams, the last action of that stream that must have ended before it starts.
-
-    Shape (actions, streams), -1 for none; ``column`` says which of them is where. Actions that meet end together, but
-    each starts by itself.
-    """
-    n, streams = len(table.plan), table.stream
-    meets: list[list[int]] = [[] for _ in range(n)]
-    for i, p in enumerate(partner):
-        meets[p].append(i)
-    before = np.full((n, len(column)), -1, np.int32)
-    ended = np.full((n, len(column)), -1, np.int32)
-    for group in order:
-        for i in meets[group]:
-            into = [*table.waits[i], i - 1] if i > table.start[streams[i]] else table.waits[i]
-            for a in into:
-                np.maximum(before[i], ended[partner[a]], out=before[i])
-            np.maximum(ended[group], before[i], out=ended[group])
-        for i in meets[group]:
-            if streams[i] in column:
-                ended[group, column[streams[i]]] = i
-    return before
-
-
 class Reads:
-    """What each action reads, as actions of its own row."""
+    """What each action reads, as actions of its own row.
+
+    Per action, shape (A,): ``macro`` is the kind of the macro action that it is of (-1: none), ``takes`` whether it
+    takes what other stages hand to that, ``inside`` whether it reads others of its macro. ``alone`` says whether a
+    piece is on another row than its stage's forward. ``last[lane, stage, kind, microbatch]`` is the last piece of each
+    macro action (-1: none), ``cuts`` are those that the opened ones of a (stage, kind) follow.
+    """
 
     def __init__(self, table: PlanTable, partner: list[int]) -> None:
         self.table, self.plan, self.partner = table, table.plan, partner
@@ -97,9 +43,8 @@ class Reads:
         for b, use in enumerate(self.plan.buckets):
             for k, labels in enumerate((use.forward, use.backward, use.again)):
                 for label in labels:
-                    (self.users[use.stage][k] if use.each_use else self.heads[use.stage]).setdefault(label, []).append(
-                        b
-                    )
+                    held = self.users[use.stage][k] if use.each_use else self.heads[use.stage]
+                    held.setdefault(label, []).append(b)
         self.backwards: dict[tuple[int, int], list[int]] = {}
         self.row_reduces: dict[int, list[int]] = {}
         self.stage_reduces: dict[tuple[int, int], list[int]] = {}
@@ -109,29 +54,100 @@ class Reads:
         for (row, b), ties in table.tie.items():
             self.row_reduces.setdefault(row, []).extend(ties)
             self.stage_reduces.setdefault((row, self.plan.buckets[b].stage), []).extend(ties)
-        self.piece: dict[int, tuple[tuple[int, int, int, int], int]] = {}
-        self.members: dict[tuple[int, int, int, int], list[int]] = {}
-        for key, variant in table.variant.items():
-            for position, i in enumerate(self._members(key, variant)):
-                self.piece[i] = key, position
         self.turn: dict[tuple[int, int, int], list[int]] = {}
         for (row, when, b, microbatch), i in table.gather.items():
             if when is not None:
                 self.turn.setdefault((row, b, microbatch), []).append(i)
         self.freed: dict[tuple[int, int, int], int] = {}
+        self.row = np.asarray(table.row)
+        self.compute = among(self.plan.kind, tuple(COMPUTE))
+        self.macro = np.where(self.compute, self.plan.kind, -1)
+        self.takes, self.inside = self.compute.copy(), np.zeros(len(self.plan), np.bool_)
+        self.alone = False
+        lanes = max(self.plan.lanes, default=0) + 1
+        self.last = np.full((lanes, stages, len(KINDS), self.plan.microbatches), -1, np.int32)
+        self.last[tuple(np.asarray(list(table.at), np.int32).reshape(-1, 4).T)] = [
+            found[-1] for found in table.at.values()
+        ]
+        self.cuts: dict[tuple[int, int], list[tuple[Part, ...]]] = {}
 
-    def of(self, i: int) -> list[int]:
-        """Return the actions that action i reads from.
+    def pairs(self) -> tuple[Ints, Ints]:
+        """Return (who reads, from whom); what one action reads is in order.
 
         Raises:
             PlanError: ``data_dependency`` where there is none to read from, ``duplicate`` where there are too many.
         """
+        found = [*self._pieces(), *self._own(), self._rest()]
+        reader, read = (np.concatenate(side) for side in zip(*found, strict=True))
+        return reader, read
+
+    def _pieces(self) -> Iterator[tuple[Ints, Ints]]:
+        """Yield what the pieces of opened macros read of each other, those of one cut at once."""
+        alike: dict[tuple[int, int, int], tuple[tuple[Part, ...], list[list[int]]]] = {}
+        for key, cut in self.table.variant.items():
+            alike.setdefault((key[1], key[2], id(cut)), (cut, []))[1].append(self.table.members[key])
+        for (stage, kind, _), (cut, macros) in alike.items():
+            members = np.asarray(macros, np.int32)
+            self.cuts.setdefault((stage, kind), []).append(cut)
+            self.macro[members], self.takes[members] = kind, [part.takes for part in cut]
+            self.inside[members] = [bool(part.reads) for part in cut]
+            reader = [k for k, part in enumerate(cut) for _ in part.reads]
+            yield members[:, reader].ravel(), members[:, [j for part in cut for j in part.reads]].ravel()
+
+    def _own(self) -> Iterator[tuple[Ints, Ints]]:
+        """Yield what macros read of their own stage: F and, for compute of a backward, R."""
+        plan, row, lane = self.plan, self.row, np.asarray(self.table.lane)
+        again = among(self.macro, (B, BI)) & self.compute
+        for kind, mask in ((F, (self.macro >= 0) & (self.macro != F)), (R, again)):
+            user = np.flatnonzero(mask)
+            read = self.last[lane[user], plan.stage[user], kind, plan.microbatch[user]]
+            here = (read >= 0) & (row[read] == row[user])
+            self.alone |= kind == F and not here.all()
+            yield user[here], read[here]
+
+    def _rest(self) -> tuple[Ints, Ints]:
+        """Return what comes from other stages and goes to them, gathers, reductions, and the end of the step."""
+        plan, width = self.plan, len(self.plan.labels) + 1
+        looks = self.takes | among(plan.kind, (*SENDS, *REDUCES, UPDATE, NORM, FREE))
+        for kind, which in ((F, 0), (B, 1), (BI, 1), (R, 2)):
+            heads = self.heads if kind == F else [()] * plan.stages
+            labels = [(*users[which], *more) for users, more in zip(self.users, heads, strict=True)]
+            used = [stage * width + label for stage, of_stage in enumerate(labels) for label in of_stage]
+            looks |= (plan.kind == kind) & np.isin(plan.stage.astype(np.int64) * width + plan.label, used)
+        reader = np.flatnonzero(looks)
+        read = [self._of(i) for i in reader.tolist()]
+        return np.repeat(reader, list(map(len, read))), np.fromiter(chain.from_iterable(read), np.int32)
+
+    def implied(self, reader: Ints, read: Ints) -> Mask:
+        """Return which reads follow from all the others: some of those of the forward of the reader's own stage.
+
+        Another piece of its macro that it reads has read that too. Or what a backward takes is of the backward of the
+        next stage, which has read its own forward, and that has taken what this stage's forward gave: where the next
+        stage is the only one, is fed by no other, and its forward does not end without what it takes.
+        """
+        plan, table = self.plan, self.table
+        found = np.zeros(len(reader), np.bool_)
+        if self.alone or plan.lanes:
+            return found
+        chained = np.zeros(plan.stages, np.bool_)
+        for stage, later in enumerate(table.outputs):
+            if len(later) == 1 and plan.inputs[later[0]] == (stage,):
+                chained[stage] = all(map(_ends_with_taken, self.cuts.get((later[0], F), ())))
+        piece = np.flatnonzero(self.macro[reader] >= 0)
+        user, macro = reader[piece], self.macro[reader[piece]]
+        own = self.last[0, plan.stage[user], F, plan.microbatch[user]] == read[piece]
+        backward = among(macro, (B, BI)) & self.takes[user] & chained[plan.stage[user]]
+        found[piece] = own & (macro != F) & (self.inside[user] | backward)
+        return found
+
+    def _of(self, i: int) -> list[int]:
+        """Return what action i reads from other macros, and from others than macros."""
         table = self.table
         kind, stage, microbatch, row = table.kind[i], table.stage[i], table.microbatch[i], table.row[i]
-        if kind in COMPUTE:
-            if i not in self.piece:
-                return self._own(i, kind) + self._incoming(i, kind) + self._buckets(i, kind, stage, microbatch)
-            return self._piece(i) + self._buckets(i, kind, stage, microbatch)
+        macro = int(self.macro[i])
+        if macro >= 0:
+            need = self._incoming(i, macro) if self.takes[i] else []
+            return need + self._buckets(i, kind, stage, microbatch) if kind in COMPUTE else need
         if kind in SENDS:
             made = self._output(table.lane[i], row, stage, (F,) if SENDS[kind] else (B, BI), microbatch)
             if not made:
@@ -139,8 +155,6 @@ class Reads:
                     "data_dependency", f"{table.name(i)} on row {row} sends what its row never makes", [i]
                 )
             return made
-        if kind in INNER:
-            return self._piece(i)
         if kind in REDUCES:
             return self._gradients(i)
         if kind == UPDATE:
@@ -154,24 +168,6 @@ class Reads:
             self.freed[at] = self.freed.get(at, 0) + 1
             return self.turn.get(at, [])[self.freed[at] - 1 : self.freed[at]]
         return []
-
-    def _piece(self, i: int) -> list[int]:
-        """Return what a piece of an opened macro reads: other pieces, what comes in, what its stage has kept."""
-        key, position = self.piece[i]
-        variant, kind = self.table.variant[key], key[2]
-        members = self._members(key, variant)
-        part = variant[position]
-        need = [members[j] for j in part.reads] + self._own(i, kind)
-        return need + self._incoming(i, kind) if part.takes else need
-
-    def _own(self, i: int, kind: int) -> list[int]:
-        """Return what action i, of a macro of this kind, reads of its own stage: F and, for compute, R."""
-        stage, microbatch = self.table.stage[i], self.table.microbatch[i]
-        if kind == F:
-            return []
-        need = self._last(i, stage, (F,), microbatch)
-        again = kind in (B, BI) and self.table.kind[i] not in INNER
-        return need + self._last(i, stage, (R,), microbatch) if again else need
 
     def _incoming(self, i: int, kind: int) -> list[int]:
         """Return what other stages hand to the macro of action i; for BW, what BI does."""
@@ -217,18 +213,6 @@ class Reads:
             need.append(table.gather[key])
         return need
 
-    def _members(self, key: tuple[int, int, int, int], variant: tuple[Part, ...]) -> list[int]:
-        """Return the actions of an opened macro, in the order of its cut (kept)."""
-        if key not in self.members:
-            table = self.table
-            computes = iter(table.at[key])
-            row = table.row[table.at[key][0]]
-            self.members[key] = [
-                table.inner[row, key[1], part.label, key[3]] if part.inner else next(computes)
-                for part in variant
-            ]  # fmt: skip
-        return self.members[key]
-
     def _last(self, i: int, stage: int, kinds: tuple[int, ...], microbatch: int) -> list[int]:
         """Return the last piece of (stage, one of kinds, microbatch) when it is on the row of action i."""
         for kind in kinds:
@@ -239,16 +223,17 @@ class Reads:
 
     def _output(self, lane: int, row: int, stage: int, kinds: tuple[int, ...], microbatch: int) -> list[int]:
         """Return the pieces that make what a stage hands on, when they are on a row."""
+        table = self.table
         for kind in kinds:
             key = lane, stage, kind, microbatch
-            found = self.table.at.get(key)
+            found = table.at.get(key)
             if found:
-                if self.table.row[found[-1]] != row:
+                if table.row[found[-1]] != row:
                     return []
-                variant = self.table.variant.get(key)
+                variant = table.variant.get(key)
                 if variant is None:
                     return [found[-1]]
-                members = self._members(key, variant)
+                members = table.members[key]
                 return [found[-1], *(m for m, part in zip(members, variant, strict=True) if part.inner and part.gives)]
         return []
 
@@ -280,6 +265,17 @@ class Reads:
 
     def _weights(self, row: int) -> list[int]:
         """Return the last weight gradient of a row."""
-        table = self.table
-        found = [p for (_, _, kind, _), at in table.at.items() if kind in (B, BW) for p in at if table.row[p] == row]
-        return [max(found)] if found else []
+        found: list[int] = np.flatnonzero(among(self.plan.kind, (B, BW)) & (self.row == row))[-1:].tolist()
+        return found
+
+
+def _ends_with_taken(cut: tuple[Part, ...]) -> bool:
+    """Return whether the last compute piece of a macro reads, maybe through others, what the macro takes."""
+    pending, seen = [k for k, part in enumerate(cut) if not part.inner][-1:], set[int]()
+    while pending:
+        k = pending.pop()
+        if cut[k].takes:
+            return True
+        pending += set(cut[k].reads) - seen
+        seen |= set(cut[k].reads)
+    return False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 from piper_core.errors import PlanError
 from piper_core.ir.action import ActionKind
@@ -27,9 +26,10 @@ UPDATE, NORM, FREE = CODE[ActionKind.UPDATE], CODE[ActionKind.NORM], CODE[Action
 class PlanTable:
     """Columns of a plan, and where to find each action.
 
-    ``at[lane, stage, kind, microbatch]`` are the compute pieces in order, ``pieces`` all pieces of an opened macro by
-    label, ``variant`` the cut that it follows; ``recv``, ``gather``, ``reduce``, ``tie``, ``norm`` and ``update`` say
-    which actions move data, by row and by what they move.
+    ``at[lane, stage, kind, microbatch]`` are the compute pieces in order, ``variant`` the cut that an opened macro
+    follows and ``members`` its pieces in that order; ``inner`` are the inner collectives by (row, stage, microbatch)
+    and label; ``recv``, ``gather``, ``reduce``, ``tie``, ``norm`` and ``update`` say which actions move data, by row
+    and by what they move.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -42,8 +42,6 @@ class PlanTable:
         row_of_stream = [stream.row for stream in plan.streams]
         self.row = [row_of_stream[s] for s in self.stream]
         self.lane = [plan.lanes[row] for row in self.row] if plan.lanes else [0] * len(self.row)
-        wait_start, waits = plan.wait_start.tolist(), plan.waits.tolist()
-        self.waits = [waits[a:b] for a, b in pairwise(wait_start)]
         self.outputs: list[list[int]] = [[] for _ in plan.inputs]
         for stage, before in enumerate(plan.inputs):
             for source in before:
@@ -52,8 +50,9 @@ class PlanTable:
             (stage, CODE[ActionKind(kind)]): variants for stage, kind, variants in plan.parts
         }
         self.at: dict[tuple[int, int, int, int], list[int]] = {}
-        self.inner: dict[tuple[int, int, int, int], int] = {}
+        self.inner: dict[tuple[int, int, int], dict[int, int]] = {}
         self.variant: dict[tuple[int, int, int, int], tuple[Part, ...]] = {}
+        self.members: dict[tuple[int, int, int, int], list[int]] = {}
         self.recv: dict[tuple[int, bool, int, int], list[int]] = {}
         self.gather: dict[tuple[int, bool | None, int, int], int] = {}
         self.reduce: dict[tuple[int, int, int], int] = {}

@@ -6,16 +6,21 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from piper_core.arch.synthetic import synthetic
 from piper_core.directives import OPS
 from piper_core.errors import DirectiveError, PlanError
-from piper_core.ir.dag import Dag
+from piper_core.ir.action import format_slots
+from piper_core.ir.dag import Dag, training_dag
 from piper_core.ir.verify import verify_dag
 from piper_core.program.program import Program
+from piper_core.schedule import verify_order
+from piper_core.schedule.families import get_family
 from piper_core.schedule.lower import ChannelRule, Costs, flop_costs, lower
 from piper_core.schedule.plan import Plan, expand
 from piper_core.schedule.plan_text import format_plan, parse_plan
@@ -99,6 +104,28 @@ def test_verifier_and_interpreter_agree() -> None:
     every = {"deadlock", "mispaired", "incomplete", "duplicate", "use_after_free", "leak", "collective_order",
              "data_dependency"}  # fmt: skip
     assert set(edited) - {""} == every, told
+
+
+def test_waits_are_implied_where_collectives_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Backwards that start with collectives of two kinds: what other reads imply is all that waits do not show; the
+    interpreter agrees on edits of such plans."""
+    near, far, rows = [[0, 1], [2, 3], [4, 5], [6, 7]], [[0, 2], [1, 3], [4, 6], [5, 7]], [[0, 1, 2, 3], [4, 5, 6, 7]]
+    actions = get_family("dualpipev").grid(2, 4, 2).rows
+    data: list[dict[str, Any]] = [
+        {"op": "split", "filter": {}, "dim_name": "MB", "num_microbatches": 4},
+        *({"op": "place", "filter": {"PP": s}, "devices": rows[s in (1, 2)]} for s in range(4)),
+        {"op": "shard", "filter": {}, "devices": far, "kind": "context"},
+        {"op": "shard", "filter": {}, "devices": near, "kind": "sequence"},
+        {"op": "order", "actions": {str(row): format_slots(slots) for row, slots in enumerate(actions)}},
+    ]
+    plan = lower(Program.parse(data).apply(training_dag(synthetic("dense:4", 4))))
+    with monkeypatch.context() as patch:
+        patch.setattr(verify_order, "happened_before", None)
+        verify(plan)
+    rng = Random(0)
+    found = Counter(verdict(corrupt(rng, plan)) for _ in range(100))
+    assert found["data_dependency"] > 10, found
+    assert found[""] > 10, found
 
 
 def test_interpreter_stands_alone() -> None:
