@@ -89,7 +89,7 @@ def _scheduled(config: Configuration, bounds: Bounds, effort: int) -> tuple[Grid
     with them apart. Of a family with overlap groups, neighbours that need nothing of each other are one."""
     grids: list[Grid] = []
     for split in (True, False) if FAMILIES[config.schedule].splits_backward else (False,):
-        problem = _problem(config, bounds, split=split)
+        problem = problem_of(config, bounds, split=split)
         try:
             order = list_schedule(problem, effort=effort)
         except InfeasibleError:
@@ -102,7 +102,8 @@ def _scheduled(config: Configuration, bounds: Bounds, effort: int) -> tuple[Grid
     return tuple(grids)
 
 
-def _problem(config: Configuration, bounds: Bounds, *, split: bool) -> ListProblem:
+def problem_of(config: Configuration, bounds: Bounds, *, split: bool) -> ListProblem:
+    """Return what the list scheduler orders of a configuration."""
     shape, exchange = bounds.shape(config), not overlaps(config)
     room, lost = bounds.capacity_bytes * (1 - MARGIN) - bounds.context_bytes, 1 + TIGHT_GAPS[1]
     return pipeline_problem(
