@@ -34,8 +34,8 @@ class StageWork(NamedTuple):
 def filled(
     grid: Grid, stages: Sequence[StageWork], hop_s: float, room: Sequence[float], *, late: int, wait: float
 ) -> Grid:
-    """Return the order of ``grid`` with weight gradients where rows would wait for longer than ``wait`` of one,
-    or for something that has not begun.
+    """Return the order of ``grid`` with weight gradients where rows would wait for ``wait`` of one or longer, or for
+    what has not begun.
 
     ``stages`` are all of the pipeline's, ``hop_s`` the seconds between rows, ``room`` the bytes of each row for
     activations, which are kept to where the order of forwards and backwards allows it. The last ``late`` overlap groups
@@ -58,21 +58,21 @@ def filled(
         row = rows[r]
         slot = row.slots[row.done] if row.done < len(row.slots) else ()
         start = max([now, *map(there, slot)])
-        if not slot or start > now or (row.due and row.held + _growth(slot, stages) > row.room):
-            if row.due and (not slot or start == now or start - now >= wait * row.seconds(stages)):
-                heappush(heap, (row.weigh(now, stages), r))
-            elif start == inf:
-                asleep[r] = now
-            elif slot:
-                heappush(heap, (start, r))
-            continue
-        end = row.run(slot, now, stages)
-        heappush(heap, (end, r))
-        for action in slot:
-            made[_datum(action)] = end
-            for user in (home.get(_next(action)), r):
-                if user in asleep:
+        full = start == now and row.held + _growth(slot, stages) > row.room
+        if row.due and (not slot or full or start - now >= wait * row.seconds(stages)):
+            heappush(heap, (row.weigh(now, stages), r))
+        elif slot and start == now:
+            end = row.run(slot, now, stages)
+            heappush(heap, (end, r))
+            for action in slot:
+                made[_datum(action)] = end
+                user = home.get(_next(action))
+                if user is not None and user in asleep:
                     heappush(heap, (max(now, asleep.pop(user)), user))
+        elif start == inf:
+            asleep[r] = now
+        elif slot:
+            heappush(heap, (start, r))
     return Grid(tuple(tuple(row.order) for row in rows))
 
 
