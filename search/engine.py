@@ -26,6 +26,8 @@ from search.workers import Run, evaluator
 __all__ = ["Candidate", "Problem", "Result", "candidate_data", "pareto", "search", "to_data"]
 
 FINER = "not tried: other buckets, prefetches or streams of configurations that were evaluated"
+EXPANDED = 1_000
+"""Nodes of the search tree between two decisions: about a second, in which other processes find first orders."""
 BOUNDING = 0.75
 """Part of the budget that branch and bound may take where the best are then tuned."""
 USUALLY = {
@@ -84,23 +86,24 @@ def search(
             reorder = Reorder(state, run)
             if tuned:
                 reorder.begin()
-            state.main, promising = generator, list[Configuration]()
+            state.main = generator
             while state.running():
                 state.floor = generator.bound()
-                batch = generator.ask(BATCH, state.threshold(max(top, REORDERED)), state.deadline_s())
+                batch = generator.ask(BATCH, state.threshold(max(top, REORDERED)), state.deadline_s(), EXPANDED)
                 if generator.expired:
                     break
-                if batch:
+                if batch or generator.paused:
                     reorder.end()
                     if not state.evaluate(batch, generator, run):
                         break
                 else:
                     result.stopped = "proved"
                     result.batches[0] += 1  # it was expanded for
-                promising = generator.promising()
+                if tuned:
+                    reorder.look(generator)
             result.stopped = result.stopped or "budget"
             if tuned:
-                tune_best(state, space, run, reorder, promising, seed, journal)
+                tune_best(state, space, run, reorder, seed, journal)
             _prove(state, top, run)
         except KeyboardInterrupt:
             result.stopped = "interrupted"

@@ -23,6 +23,8 @@ MARGIN = 0.02
 """Part of a device's memory that the order leaves to what it does not see: buffers and workspace."""
 LONGEST = 8_000
 """Actions of a step up to which an order is found from nothing (16,000 take it 10 s and more)."""
+EFFORT = 0.3
+"""Of the list scheduler: more makes its own measure shorter, which knows no collectives, but hardly a step."""
 LONGEST_FILLED = 60_000
 """Actions of a step up to which its family's order is filled (0.3 s for each of 25,000)."""
 WAITS = 0.6, 0.3
@@ -36,7 +38,7 @@ def orderable(config: Configuration) -> bool:
     return config.pp > 1 and config.num_microbatches > 1 and actions <= longest
 
 
-def list_grids(config: Configuration, bounds: Bounds, *, effort: int = 1) -> tuple[Grid, ...]:
+def list_grids(config: Configuration, bounds: Bounds, *, effort: float = EFFORT) -> tuple[Grid, ...]:
     """Return orders of a configuration's compute on its rows that are short at the stages' own seconds and keep each
     row's memory: its family's with weight gradients where rows would wait, where that has them apart; and, of steps
     that are not too long, orders found from nothing. ``effort`` is the scheduler's.
@@ -84,7 +86,7 @@ def _work(piece: PhaseSeconds, slower: float, saved: float, stash: float) -> Sta
     return StageWork(alone, grouped, saved, stash)
 
 
-def _scheduled(config: Configuration, bounds: Bounds, effort: int) -> tuple[Grid, ...]:
+def _scheduled(config: Configuration, bounds: Bounds, effort: float) -> tuple[Grid, ...]:
     """Return orders found from nothing: one with weight gradients at once, and where the family has them apart, one
     with them apart. Of a family with overlap groups, neighbours that need nothing of each other are one."""
     grids: list[Grid] = []

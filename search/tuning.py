@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from math import inf
 from pathlib import Path
 
 from piper_core.schedule.families import FAMILIES
 from search.candidate import Score
+from search.generators.best_first import BestFirst
 from search.list_order import orderable
 from search.partial_bound import overlaps
 from search.space import OUTERS, Configuration, Space
@@ -17,7 +18,7 @@ from search.workers import Outcomes, Run
 
 BATCH = 8
 """Configurations evaluated between two decisions, whatever the number of workers."""
-REORDERED = 5
+REORDERED = 8
 """Best candidates, and others of which most can be hoped for, whose compute is ordered anew."""
 TUNED = 2
 """Best candidates for which other buckets, prefetches and streams are tried."""
@@ -60,12 +61,21 @@ class Reorder:
         self.ordered: set[Configuration] = set()
         self.orders: list[Configuration] = []
         self.begun: Outcomes = iter(())
+        self.promising: list[Configuration] = []
+        self.early = False
 
-    def begin(self, promising: Sequence[Configuration] = ()) -> None:
-        """Begin with the best candidates, and with those that are ``promising``, while they may be better than the best
-        in another order: what may be best comes first."""
+    def look(self, main: BestFirst) -> None:
+        """Learn what is promising, between two batches; begin with it once nothing can be more so."""
+        self.promising = main.promising()
+        if not self.early and not self.orders and main.settled():
+            self.early = True
+            self.begin()
+
+    def begin(self) -> None:
+        """Begin with the best candidates, and with those that are promising, while they may be better than the best in
+        another order: what may be best comes first."""
         state, best = self.state, [c.config for c in self.state.result.candidates]
-        chosen = {**_different(best), **_different(promising)}
+        chosen = {**_different(best), **_different(self.promising)}
         fresh = {key: config for key, config in chosen.items() if key not in self.ordered}
         self.ordered.update(fresh)
         configs = list(fresh.values())
@@ -92,18 +102,15 @@ class Reorder:
         result.stopped, state.share, self.orders = stopped, share, []
 
 
-def tune(
-    state: State, space: Space, run: Run, reorder: Reorder, promising: Sequence[Configuration], seed: int,
-    journal: Path | None,
-) -> None:  # fmt: skip
-    """Try what a configuration leaves open for the best ones, and the order of the ``promising``: the list scheduler's
-    order, then finer choices."""
+def tune(state: State, space: Space, run: Run, reorder: Reorder, seed: int, journal: Path | None) -> None:
+    """Try what a configuration leaves open for the best ones: other orders, as for the promising, then finer
+    choices."""
     from search.generators.sampled import Sampled, forget
 
     result = state.result
     ended, result.stopped, state.share = result.stopped, "", 1.0
     reorder.end()
-    reorder.begin(promising)
+    reorder.begin()
     reorder.end()
     for candidate in result.candidates[:TUNED]:
         config, problem = candidate.config, state.problem

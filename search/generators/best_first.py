@@ -60,7 +60,7 @@ class BestFirst:
         self.space, self.bounds, self.capacity, self.gap = space, bounds, USABLE * capacity_bytes, TIGHT_GAPS[1]
         self.by_memory = objective == "memory"
         self.size = 0
-        self.expired = False
+        self.expired = self.paused = False
         self.pruned: dict[str, int] = dict.fromkeys((STATE, ACTIVATIONS, ORDER, SAME, NEEDLESS), 0)
         self.partials = self.bounded = self.asked = 0
         self.nearest: tuple[float, Configuration | None] = (inf, None)
@@ -296,21 +296,25 @@ class BestFirst:
         if need < self.nearest[0]:
             self.nearest = (need, config)
 
-    def ask(self, n: int, threshold_s: float = inf, deadline_s: float = inf) -> list[Configuration]:
+    def ask(self, n: int, threshold_s: float = inf, deadline_s: float = inf, most: float = inf) -> list[Configuration]:
         """Return up to ``n`` configurations whose value may be the threshold or less (seconds, or bytes where memory is
-        made small); fewer at the deadline."""
+        made small); fewer at the deadline (``expired``), or after ``most`` nodes (``paused``)."""
         with collecting_later():
-            return self._ask(n, threshold_s, deadline_s)
+            return self._ask(n, threshold_s, deadline_s, most)
 
-    def _ask(self, n: int, threshold_s: float, deadline_s: float) -> list[Configuration]:
+    def _ask(self, n: int, threshold_s: float, deadline_s: float, most: float) -> list[Configuration]:
         batch: list[Configuration] = []
         later: list[tuple[float, int, Configuration]] = []
         asked: set[Configuration] = set()
-        self.expired, self._threshold = False, threshold_s * ROUNDING
+        self.expired, self.paused, self._threshold = False, False, threshold_s * ROUNDING
         while self._heap and len(batch) < n and self._heap[0][0] <= threshold_s * ROUNDING:
             if time.perf_counter() > deadline_s:
                 self.expired = True
                 break
+            if most <= 0:
+                self.paused = True
+                break
+            most -= 1
             bound, level, config = heappop(self._heap)
             if level == _REPLAYED and self._needless(config):
                 self._drop(config, NEEDLESS)
@@ -379,6 +383,10 @@ class BestFirst:
         most."""
         found = [] if self.by_memory else nsmallest(PROMISING, self._others)
         return [config for _, _, config in found]
+
+    def settled(self) -> bool:
+        """Say whether :meth:`promising` has all that it ever will."""
+        return len(self._others) >= PROMISING and nsmallest(PROMISING, self._others)[-1][0] <= self.bound()
 
     def bound_of(self, config: Configuration) -> float:
         """Return seconds that a configuration takes at least in any order that fits."""
