@@ -63,37 +63,51 @@ class Bounds(Floors):
         backwards of those stages follow its last action. What its last backward leaves to be reduced comes after that.
         While collectives and compute overlap both are slower, so those that idle time does not hide lengthen the step.
         """
-        family, shape = FAMILIES[config.schedule], self.shape(config)
-        overlapping, split, norm = overlaps(config), family.splits_backward, self.norm_s(config)
-        ends, rows = self._ends(config, shape, overlapping, split), self._busy(config, shape, overlapping, split)
-        frame, route = self.frame(config), self._route(config, shape, overlapping, split)
-        before, after = frame.before, frame.late
-        m = config.num_microbatches // (2 if config.layout is Layout.BIDIRECTIONAL else 1)
-        if not split and family.layout is Layout.LOOP:
-            after = np.maximum(after, rows.tail + after[0])
-        best = float(np.maximum.reduce(frame.longest(before + frame.work + after)))
-        if best + norm >= enough:
-            return best + norm
-        way = passage(route, m, frame.arrives, ends.ready, ends.reduce)
-        best = max(best, float(np.maximum.reduce(before + ends.between)), way)
+        shape, overlapping, norm = self.shape(config), overlaps(config), self.norm_s(config)
+        frame = self.frame(config)
+        if frame.least + norm >= enough:
+            return frame.least + norm
+        split = FAMILIES[config.schedule].splits_backward
+        way = self._way(config, shape, frame, overlapping, split)
+        best = max(frame.least, way)
         if gap is not None and best + norm < enough:
+            rows = self._busy(config, shape, overlapping, split)
             waits = self.waits(config, rows, frame, gap, capacity_bytes)
             alone = frame.compute if overlapping else frame.work
-            held = before + np.maximum(np.maximum(frame.work, waits.hold), alone + waits.idle)
-            best = max(best, float(frame.longest(held + after).max()), waits.mean + float((before + after).mean()))
+            held = frame.before + np.maximum(np.maximum(frame.work, waits.hold), alone + waits.idle)
+            ends = frame.before + frame.after
+            best = max(best, float(frame.longest(held + frame.after).max()), waits.mean + float(ends.mean()))
         return best + norm
 
     def frame(self, config: Configuration) -> Frame:
         """Return what holds for a step whatever its rows do inside."""
         shape, overlapping, split = self.shape(config), overlaps(config), FAMILIES[config.schedule].splits_backward
-        ends, rows = self._ends(config, shape, overlapping, split), self._busy(config, shape, overlapping, split)
-        share = config.num_microbatches / (2 if config.layout is Layout.BIDIRECTIONAL else 1)
-        arrives = arrivals(self._route(config, shape, overlapping, split), ends.enter, ends.ready)
-        return Frame(
-            ends.enter, np.maximum(arrives[rows.first], ends.update), ends.late, share * rows.work,
-            share * rows.compute, ends.talk, share * rows.talk, ends.floor, arrives,
-            ends.reduce * (config.zero < 2), self.cost.overlap_slowdown - 1,
-        )  # fmt: skip
+        key = config.zero, split, overlapping
+        known = shape.frames.get(key)
+        if known is None:
+            ends, rows = self._ends(config, shape, overlapping, split), self._busy(config, shape, overlapping, split)
+            share = config.num_microbatches / (2 if config.layout is Layout.BIDIRECTIONAL else 1)
+            arrives, after = arrivals(self._route(config, shape, overlapping, split), ends.enter, ends.ready), ends.late
+            if not split and config.layout is Layout.LOOP:
+                after = np.maximum(after, rows.tail + after[0])
+            known = shape.frames[key] = Frame(
+                ends.enter, np.maximum(arrives[rows.first], ends.update), ends.late, after, share * rows.work,
+                share * rows.compute, ends.talk, share * rows.talk, ends.floor, arrives,
+                ends.reduce * (config.zero < 2), self.cost.overlap_slowdown - 1,
+            )  # fmt: skip
+        return known
+
+    def _way(self, config: Configuration, shape: Shape, frame: Frame, overlapping: bool, split: bool) -> float:
+        """Return the seconds of the ways that the first and the last microbatch make."""
+        key = config.zero, split, overlapping
+        known = shape.ways.get(key)
+        if known is None:
+            ends, route = self._ends(config, shape, overlapping, split), self._route(config, shape, overlapping, split)
+            m = config.num_microbatches // (2 if config.layout is Layout.BIDIRECTIONAL else 1)
+            known = float(np.maximum.reduce(frame.before + ends.between))
+            known = max(known, passage(route, m, frame.arrives, ends.ready, ends.reduce))
+            shape.ways[key] = known
+        return known
 
     def _route(self, config: Configuration, shape: Shape, overlapping: bool, split: bool) -> Route:
         known = shape.routes.get((overlapping, split))

@@ -11,15 +11,16 @@ from piper_core.ir.dag import Floats
 from piper_core.schedule.families import FAMILIES
 from piper_core.schedule.grid import Layout, rows_of_stage
 from search.life import Lives, Stages, Waits, lives_of
+from search.loads import Loads
 from search.partial_bound import COMPUTE_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES, backward_s, compute_s, overlaps
 from search.replay import numbered, peaks_of
 from search.row_parts import Frame, RowWork, alive_chunks, flows_of, kinds_of_row
-from search.shape import Shape, Shapes
+from search.shape import Shape
 from search.space import Configuration
 from search.stage_costs import PhaseSeconds, shards_of
 
 
-class Floors(Shapes):
+class Floors(Loads):
     """Memory floors of all configurations of one model on one cluster."""
 
     _last_lives: tuple[Shape | None, tuple[bool, bool], Lives | None] = None, (False, False), None

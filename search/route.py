@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from piper_core.ir.dag import Floats
 from piper_core.schedule.grid import Layout, rows_of_stage
 from search.partial_bound import backward_s
 from search.passage import Route, Stop, Visits, synced
@@ -53,13 +54,35 @@ def row_syncs(rows: Sequence[Sequence[int]], syncs: Sequence[Mapping[int, StageS
 
 def row_ends(config: Configuration, shape: Shape, syncs: RowSyncs, overlapping: bool, split: bool) -> RowEnds:
     """Return what data parallelism and the update add to each row at least."""
-    m, zero, exchange = config.num_microbatches, config.zero, not overlapping
+    m, zero = config.num_microbatches, config.zero
     gathers, reductions = syncs.gathers, syncs.reductions
     if zero >= 2:
         between, late = np.full(config.pp, -1.0), np.minimum.reduce(syncs.first_reduce, axis=1)
         gathers, reductions = gathers * (2 * m if zero == 3 else 1), m * reductions
         floor = np.maximum(syncs.updates + reductions, syncs.first_update + gathers)
     else:
+        forward, backward, inward, hidden, whole = _visited(shape, overlapping, split)
+        visits = Visits(forward, backward, inward, syncs.gather, syncs.reduce)
+        between, floor = synced(visits, m, alone=config.layout is Layout.BIDIRECTIONAL)
+        floor = floor + syncs.least_update
+        # a row's last action is in no group, and is a BW or the backward of a microbatch's first stage
+        ends = slice(None) if config.layout is Layout.BIDIRECTIONAL else slice(0, 1)
+        hidden = hidden.copy()
+        hidden[:, ends] = whole[:, ends]
+        late = np.minimum.reduce(np.maximum(syncs.first_reduce, syncs.reduce - hidden), axis=1)
+    return RowEnds(
+        syncs.enter, syncs.updates, floor, late, np.maximum(gathers, reductions), between, syncs.ready,
+        syncs.reduce_stage,
+    )  # fmt: skip
+
+
+def _visited(shape: Shape, overlapping: bool, split: bool) -> Floats:
+    """Return what each stage of each row takes of a microbatch, shape (5, rows, stages of a row): forward, backward and
+    what of that the stage before waits for, without what overlap groups may hide; with it, what comes last of the
+    backward, and all of it."""
+    known = shape.visits.get((overlapping, split))
+    if known is None:
+        exchange = not overlapping
         kinds = [
             (
                 s.forward(exchange=exchange), backward_s(s, split, exchange),
@@ -69,15 +92,5 @@ def row_ends(config: Configuration, shape: Shape, syncs: RowSyncs, overlapping: 
             for s in shape.times.distinct
         ]  # fmt: skip
         by_row = np.asarray(kinds)[shape.times.number][np.asarray(shape.mine)]
-        forward, backward, inward, hidden, whole = by_row.transpose(2, 0, 1)
-        visits = Visits(forward, backward, inward, syncs.gather, syncs.reduce)
-        between, floor = synced(visits, m, alone=config.layout is Layout.BIDIRECTIONAL)
-        floor = floor + syncs.least_update
-        # a row's last action is in no group, and is a BW or the backward of a microbatch's first stage
-        ends = slice(None) if config.layout is Layout.BIDIRECTIONAL else slice(0, 1)
-        hidden[:, ends] = whole[:, ends]
-        late = np.minimum.reduce(np.maximum(syncs.first_reduce, syncs.reduce - hidden), axis=1)
-    return RowEnds(
-        syncs.enter, syncs.updates, floor, late, np.maximum(gathers, reductions), between, syncs.ready,
-        syncs.reduce_stage,
-    )  # fmt: skip
+        known = shape.visits[overlapping, split] = by_row.transpose(2, 0, 1)
+    return known

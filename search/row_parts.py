@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -90,18 +90,20 @@ class RowWork(NamedTuple):
     talk: Floats
 
 
-class Frame(NamedTuple):
+@dataclass(frozen=True)
+class Frame:
     """What holds for a step whatever a row does inside, in seconds, shape (rows,): what comes ``before`` its first
     forward, which is later than when the model's may ``enter``, and, of data parallelism, after its last backward
-    (``late``); its own ``work`` of the whole step, and what of that is ``compute``; what the busiest of its streams of
-    collectives takes, of those of data parallelism (``talk``) and of those inside actions (``inner``), which run
-    neither before the first action nor after the last; and when the former may be through (``floor``). While one runs,
-    compute takes ``slower`` longer for each second. Of stages, shape (stages,): when the first forward ``arrives``, and
-    what it takes to ``reduce`` one once a step."""
+    (``late``), or of that and other rows (``after``); its own ``work`` of the whole step, and what of that is
+    ``compute``; what the busiest of its streams of collectives takes, of those of data parallelism (``talk``) and of
+    those inside actions (``inner``), which run neither before the first action nor after the last; and when the former
+    may be through (``floor``). While one runs, compute takes ``slower`` longer for each second. Of stages, shape
+    (stages,): when the first forward ``arrives``, and what it takes to ``reduce`` one once a step."""
 
     enter: float
     before: Floats
     late: Floats
+    after: Floats
     work: Floats
     compute: Floats
     talk: Floats
@@ -111,7 +113,12 @@ class Frame(NamedTuple):
     reduce: Floats
     slower: float
 
-    @property
+    @cached_property
+    def least(self) -> float:
+        """What a step takes at least in which no row waits."""
+        return float(np.maximum.reduce(self.longest(self.before + self.work + self.after)))
+
+    @cached_property
     def alone(self) -> Floats:
         """How long rows need so that no collective runs beside compute: what is not compute hides them for nothing."""
         return self.compute + np.maximum(self.talk, self.before + self.inner + self.late)

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf
 
+from piper_core.ir.dag import Floats
 from piper_core.names import Recompute
 from piper_core.schedule.grid import Layout
 from search.cost.base import CostModel
 from search.partial_bound import PartialBounds, total
 from search.passage import Route
-from search.row_parts import RowEnds, RowParameters, RowWork, flows_of, stages_of_row, sum_parameters
+from search.row_parts import Frame, RowEnds, RowParameters, RowWork, flows_of, stages_of_row, sum_parameters
 from search.space import Configuration
 from search.stage_costs import PhaseSeconds, StageCosts, StageTimes, shards_of
 
@@ -49,6 +50,9 @@ class Shape:
     ends: dict[tuple[int, bool, bool], RowEnds] = field(default_factory=dict)
     busy: dict[tuple[bool, bool], RowWork] = field(default_factory=dict)
     routes: dict[tuple[bool, bool], Route] = field(default_factory=dict)
+    visits: dict[tuple[bool, bool], Floats] = field(default_factory=dict)
+    frames: dict[tuple[int, bool, bool], Frame] = field(default_factory=dict)
+    ways: dict[tuple[int, bool, bool], float] = field(default_factory=dict)
 
 
 class Shapes(PartialBounds):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from heapq import heapify, heapreplace
 from itertools import accumulate, pairwise
+from math import ceil
 from operator import add
 from typing import NamedTuple
 
@@ -348,18 +349,27 @@ def balanced_rows(layers: int, layout: Layout, pp: int, v: int, weights: Sequenc
     and head allow.
     """
     embed, layer, head = weights
-    stages = pp if layout is Layout.BIDIRECTIONAL else pp * v
     rows = rows_of_stage(layout, pp, v)
+    if layout is not Layout.BIDIRECTIONAL:  # the first ones come in any order, where all stages get more
+        least = layers // len(rows) - ceil((embed + head) / layer) - 1
+        if least > 1 and min(counts := _spread(layers, pp, rows, weights, least)) > least:
+            return counts
+    return _spread(layers, pp, rows, weights, 1)
+
+
+def _spread(
+    layers: int, pp: int, rows: Sequence[Sequence[int]], weights: Sequence[float], least: int
+) -> tuple[int, ...]:
+    """Return layers per stage by :func:`balanced_rows`, whose ``rows`` are given, once each has ``least``."""
+    (embed, layer, head), stages = weights, len(rows)
     share = [1.0 / len(held) for held in rows]  # of a stage's microbatches that a row meets
-    load = [0.0] * pp
-    counts = [1] * stages
-    for s, held in enumerate(rows):
-        for row in held:
-            load[row] += share[s] * (layer + (embed if s == 0 else 0.0) + (head if s == stages - 1 else 0.0))
+    load, counts = [0.0] * pp, [least] * stages
     extra = [0.0] * stages
     extra[0] += embed
     extra[-1] += head
-
+    for s, held in enumerate(rows):
+        for row in held:
+            load[row] += share[s] * (least * layer + extra[s])
     ends = [(held[0], held[-1]) for held in rows]  # a stage lies on one row or on two
 
     def after(s: int) -> tuple[float, float, int]:
@@ -370,7 +380,7 @@ def balanced_rows(layers: int, layout: Layout, pp: int, v: int, weights: Sequenc
 
     waiting = [after(s) for s in range(stages)]
     heapify(waiting)
-    for _ in range(layers - stages):
+    for _ in range(layers - least * stages):
         while (now := after(waiting[0][2])) != waiting[0]:  # its row took a layer since: ranks only grow
             heapreplace(waiting, now)
         best = waiting[0][2]

@@ -19,8 +19,9 @@ from search.candidate import Score
 from search.cost.memory import TIGHT_GAPS, USABLE
 from search.generators.collecting import collecting_later
 from search.generators.ladder import Ladder
+from search.loads import Choice
 from search.objective import Objective
-from search.partial_bound import OVERLAPPING
+from search.partial_bound import OVERLAPPING, overlaps
 from search.space import SOME, USUAL, Configuration, Degrees, Space
 from search.stage_costs import shards_of
 from search.stepwise import stepwise_bound
@@ -68,6 +69,7 @@ class BestFirst:
         self._open: dict[Configuration, float] = {}
         self._rest: list[tuple[float, int]] = []
         self._others: list[tuple[float, bool, Configuration]] = []
+        self._followed: set[tuple[int, bool, bool, tuple[int, ...]]] = set()
         self._threshold = inf
         self._shapes: dict[Configuration, tuple[Ladder, list[int]]] = {}
         self._more: dict[Configuration, Ladder] = {}
@@ -135,14 +137,14 @@ class BestFirst:
     def _divide(self, found: Configuration, bound: float) -> None:
         """Replace degrees by the partial assignments that have them."""
         pp, tp, dp, ep, cp = found.pp, found.tp, found.dp, found.ep, found.cp
-        for (b, m), policy, sequence, overlaps in product(
+        for (b, m), policy, sequence, groups in product(
             self.space.batches(dp), [*self._recomputes, SOME], self.space.sequence(tp, cp), (True, False)
         ):
-            leaves = self._leaves(pp, m, dp * cp, ep, overlaps, policy)
+            leaves = self._leaves(pp, m, dp * cp, ep, groups, policy)
             if not leaves:
                 continue
             self.partials += 1
-            first = self._groups(pp, m, overlaps)[0]
+            first = self._groups(pp, m, groups)[0]
             part = Configuration(pp, tp, dp, ep, *first, 0, b, m, policy, sequence, "", cp, found.outer)
             seconds, size = self.bounds.partial(part, self.gap)
             if size > self.capacity:
@@ -154,36 +156,49 @@ class BestFirst:
 
     def _expand(self, part: Configuration, bound: float) -> None:
         """Replace a partial assignment by its leaves, bounded."""
-        bounds, replicas = self.bounds, part.dp * part.cp
+        bounds, replicas, layers = self.bounds, part.dp * part.cp, self.bounds.costs.counts
         pp, tp, dp, ep, b, m = part.pp, part.tp, part.dp, part.ep, part.micro_batch, part.num_microbatches
         shard = shards_of(part)
+        found: list[tuple[str, tuple[str, ...], list[int]]] = []
+        choices: list[Choice] = []
         for name, v in self._groups(pp, m, part.schedule in OVERLAPPING):
             stages, layout = _stages(name, pp, v), FAMILIES[name].layout
             policies = self._counts(stages) if part.recompute == SOME else [part.recompute]
-            cuts, zeros = self._cuts(stages), self._zeros(replicas, name)
+            zeros = self._zeros(replicas, name)
             if not (policies and zeros):
                 continue
-            layers = {bounds.costs.counts(layout, pp, v, cut, shard, b, policies[0]) for cut in cuts}
-            if len(layers) < len(cuts):
-                cuts = cuts[:1]
+            cuts = {cut: layers(layout, pp, v, cut, shard, b, policies[0]) for cut in self._cuts(stages)}
+            if len(set(cuts.values())) < len(cuts):
+                cuts = dict([*cuts.items()][:1])
                 same = sum(len(self._finer(replicas, zero, ep, layout)) for zero in zeros)
                 self.pruned[SAME] += same * len(policies)
-            for cut in cuts:
-                first = Configuration(
-                    pp, tp, dp, ep, name, v, zeros[-1], b, m, policies[0], part.sequence_parallel, cut, part.cp,
-                    part.outer, *USUAL,
-                )  # fmt: skip
-                leaves = Ladder(first, tuple(policies))
-                least = bounds.memory_floor(leaves[-1]) if self.by_memory else bounds.busy_bound(first)
-                self._shapes[first] = leaves, zeros
-                self.bounded += 1
-                heappush(self._heap, (max(bound, least), _SHAPE, first))
+            for cut, counts in cuts.items():
+                found.append((cut, tuple(policies), zeros))
+                choices.append(Choice(name, v, counts, policies[0]))
+        if not found:
+            return
+        least = [] if self.by_memory else bounds.busy_bounds(part, choices).tolist()
+        for at, ((name, v, _, policy), (cut, rungs, zeros)) in enumerate(zip(choices, found, strict=True)):
+            first = Configuration(
+                pp, tp, dp, ep, name, v, zeros[-1], b, m, policy, part.sequence_parallel, cut, part.cp, part.outer,
+                *USUAL,
+            )  # fmt: skip
+            leaves = Ladder(first, rungs)
+            each = bounds.memory_floor(leaves[-1]) if self.by_memory else least[at]
+            self._shapes[first] = leaves, zeros
+            self.bounded += 1
+            heappush(self._heap, (max(bound, each), _SHAPE, first))
 
     def _fit(self, node: Configuration, bound: float) -> None:
         """Find the first leaf of a node of :meth:`_expand` that leaves room for the rest, at the highest ZeRO stage,
         which holds least; they recompute more and more."""
-        bounds, (leaves, zeros) = self.bounds, self._shapes.pop(node)
+        bounds, (leaves, zeros), order = self.bounds, self._shapes.pop(node), bound
         if not self.by_memory:
+            least = self._least(node, zeros)
+            if least > self._threshold:  # none is of interest yet
+                self._shapes[node] = leaves, zeros
+                heappush(self._heap, (least, _SHAPE, node))
+                return
             self._other_orders(leaves, zeros, bound)
         first = self._first(leaves, bounds.memory_floor)
         if first == len(leaves):
@@ -192,9 +207,21 @@ class BestFirst:
             self._too_big(most, bounds.memory_floor(most, self.gap), fine * len(leaves))
             return
         node = leaves[first]
-        least = bound if self.by_memory else bounds.order_bound(node)
+        if not self.by_memory:
+            least = self._least(node, zeros) if first else 0.0
+            order = max(bound, least if least > self._threshold else bounds.order_bound(node))
         self._shapes[node] = leaves, zeros
-        heappush(self._heap, (max(bound, least), _FITTING, node))
+        heappush(self._heap, (order, _FITTING, node))
+
+    def _least(self, node: Configuration, zeros: list[int]) -> float:
+        """Return seconds that a node takes at least in any order, and so do those that recompute more, where that is
+        above the threshold; else some below it. ZeRO-1 tends to take least."""
+        least = inf
+        for zero in sorted(zeros, key=lambda zero: zero != 1):
+            least = min(least, self.bounds.time_bound(replace(node, zero=zero), enough=self._threshold))
+            if least <= self._threshold:
+                break
+        return least
 
     def _spread(self, node: Configuration, bound: float) -> None:
         """Replace a node of :meth:`_fit` by its leaves."""
@@ -227,9 +254,13 @@ class BestFirst:
     def _other_orders(self, leaves: Ladder, zeros: list[int], bound: float) -> None:
         """Let the orders that no family emits count for :meth:`any_order_bound`, of leaves that recompute more and
         more, which takes longer and longer but where it leaves room for more microbatches at once."""
-        bounds = self.bounds
-        if leaves.lowest.pp == 1:  # one row has one order
+        bounds, low = self.bounds, leaves.lowest
+        if low.pp == 1:  # one row has one order
             return
+        alike = id(bounds.shape(low)), FAMILIES[low.schedule].splits_backward, overlaps(low), tuple(zeros)
+        if alike in self._followed:  # no family's own order counts
+            return
+        self._followed.add(alike)
         for leaf in leaves.above(self._first(leaves, bounds.any_order_floor)):
             if max(bound, bounds.busy_bound(leaf)) >= self._threshold:
                 return
