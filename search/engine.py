@@ -104,7 +104,7 @@ def search(
             result.stopped = result.stopped or "budget"
             if tuned:
                 tune_best(state, space, run, reorder, seed, journal)
-            _prove(state, top, run)
+            _prove(state, top, generator, run)
         except KeyboardInterrupt:
             result.stopped = "interrupted"
     _finish(result, generator, state)
@@ -134,11 +134,15 @@ def _seed(state: State, space: Space, run: Run) -> None:
         state.evaluate(batch, narrow, run)
 
 
-def _prove(state: State, top: int, run: Run) -> None:
-    """Apply the programs of what will be reported, and verify their plans; what is refused there is no candidate."""
+def _prove(state: State, top: int, generator: BestFirst, run: Run) -> None:
+    """Apply the programs of what will be reported, and verify their plans; what is refused there is no candidate. This
+    process bounds other orders while others do."""
     result, proved = state.result, set[Configuration]()
     while fresh := [c.config for c in result.candidates[:top] if c.config not in proved]:
-        for config, outcome in zip(fresh, run(fresh, lambda: inf, proved=True), strict=True):
+        outcomes = run(fresh, lambda: inf, proved=True)
+        if state.any_order_s is None:
+            state.any_order_s = generator.any_order_bound()
+        for config, outcome in zip(fresh, outcomes, strict=True):
             proved.add(config)
             if isinstance(outcome, str):
                 result.rejected += 1
@@ -159,7 +163,8 @@ def _finish(result: Result, generator: BestFirst, state: State) -> None:
         best = result.best.value(result.objective)
         floor = state.floor if result.stopped == "interrupted" else inf
         result.least_left_s = min(floor, generator.bound())
-        result.least_s = min(result.least_left_s, generator.rest_bound(), generator.any_order_bound())
+        any_order_s = generator.any_order_bound() if state.any_order_s is None else state.any_order_s
+        result.least_s = min(result.least_left_s, generator.rest_bound(), any_order_s)
         result.proof_gap = max(0.0, (best - min(best, result.least_s)) / best)
         result.family_gap = max(0.0, (best - min(best, result.least_left_s)) / best)
         finer = generator.rest(best) - result.finer

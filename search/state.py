@@ -44,6 +44,7 @@ class State:
         self.told_main: set[Configuration] = set()
         self.main: BestFirst | None = None
         self.tightest: tuple[float, Candidate | None] = (inf, None)
+        self.any_order_s: float | None = None  # what no order takes less than, once that is known
         self.floor = inf  # what an interrupt in mid-expansion may lose from the generator
 
     def running(self, tuning: bool = False) -> bool:
