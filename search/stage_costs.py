@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from heapq import heapify, heapreplace
 from itertools import accumulate, pairwise
-from math import ceil
 from operator import add
 from typing import NamedTuple
 
@@ -346,45 +345,25 @@ def balanced_rows(layers: int, layout: Layout, pp: int, v: int, weights: Sequenc
 
     Layers are taken to weigh the same (their mean where they differ), so giving each next layer to the row that it
     leaves lightest is exact; rows then spread theirs over their stages, earlier stages no heavier where embedding
-    and head allow.
+    and head allow. Rows that have the same stages are one.
     """
-    embed, layer, head = weights
-    rows = rows_of_stage(layout, pp, v)
-    if layout is not Layout.BIDIRECTIONAL:  # the first ones come in any order, where all stages get more
-        least = layers // len(rows) - ceil((embed + head) / layer) - 1
-        if least > 1 and min(counts := _spread(layers, pp, rows, weights, least)) > least:
-            return counts
-    return _spread(layers, pp, rows, weights, 1)
-
-
-def _spread(
-    layers: int, pp: int, rows: Sequence[Sequence[int]], weights: Sequence[float], least: int
-) -> tuple[int, ...]:
-    """Return layers per stage by :func:`balanced_rows`, whose ``rows`` are given, once each has ``least``."""
-    (embed, layer, head), stages = weights, len(rows)
-    share = [1.0 / len(held) for held in rows]  # of a stage's microbatches that a row meets
-    load, counts = [0.0] * pp, [least] * stages
-    extra = [0.0] * stages
+    (embed, layer, head), homes = weights, rows_of_stage(layout, pp, v)
+    share = layer / len(homes[0])  # of a layer's microbatches, those that a row meets
+    counts, extra = [1] * len(homes), [0.0] * len(homes)
     extra[0] += embed
     extra[-1] += head
-    for s, held in enumerate(rows):
-        for row in held:
-            load[row] += share[s] * (least * layer + extra[s])
-    ends = [(held[0], held[-1]) for held in rows]  # a stage lies on one row or on two
-
-    def after(s: int) -> tuple[float, float, int]:
-        """Rank of giving stage s the next layer: its rows' load then, its own, itself."""
-        a, b = ends[s]
-        most = load[a] if load[a] >= load[b] else load[b]
-        return most + share[s] * layer, counts[s] * layer + extra[s], s
-
-    waiting = [after(s) for s in range(stages)]
+    rows: dict[int, list[tuple[float, int]]] = {}  # a row's stages, the lightest first
+    for s, home in enumerate(homes):
+        rows.setdefault(min(home), []).append((layer + extra[s], s))
+    waiting = []
+    for held in rows.values():
+        load = sum(share / layer * weight for weight, _ in held)
+        heapify(held)
+        waiting.append((load + share, held[0], held))
     heapify(waiting)
-    for _ in range(layers - least * stages):
-        while (now := after(waiting[0][2])) != waiting[0]:  # its row took a layer since: ranks only grow
-            heapreplace(waiting, now)
-        best = waiting[0][2]
-        counts[best] += 1
-        for row in rows[best]:
-            load[row] += share[best] * layer
+    for _ in range(layers - len(homes)):
+        load, (_, s), held = waiting[0]
+        counts[s] += 1
+        heapreplace(held, (counts[s] * layer + extra[s], s))
+        heapreplace(waiting, (load + share, held[0], held))
     return tuple(counts)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import product
 from random import Random
 
 import pytest
@@ -11,7 +13,7 @@ from piper_core.schedule.grid import Layout, rows_of_stage
 from search.loads import Choice
 from search.partial_bound import overlaps
 from search.space import Configuration
-from search.stage_costs import _spread, balanced_rows
+from search.stage_costs import balanced_rows
 from tests.null.search.spaces import DENSE, MIXED, MOE, WIDE_HEAD, case, leaves
 
 FIX = ["cp=1,2", "bucket=1", "prefetch=1", "streams=own", "recompute=none,selective,full,1,2"]
@@ -38,14 +40,25 @@ def test_the_bounds_of_many_are_those_of_each(architecture: Architecture) -> Non
             assert found == pytest.approx(each, rel=0.05)
 
 
-def test_layers_are_spread_as_one_by_one() -> None:
-    """Whether the first ones are given at once or one after another."""
-    random, many = Random(2), 0
-    for _ in range(3000):
-        layout, pp = random.choice([Layout.LOOP, Layout.V]), random.choice([1, 2, 3, 4, 8])
-        rows = rows_of_stage(layout, pp, v := 2 if layout is Layout.V else random.randint(1, 6))
-        layers = len(rows) + random.randint(0, 100)
-        weights = round(random.choice([0.0, 3 * random.random()]), 3), 1.0, round(6 * random.random(), 3)
-        assert balanced_rows(layers, layout, pp, v, weights) == _spread(layers, pp, rows, weights, 1)
-        many += layers > 6 * len(rows)
-    assert many > 500
+def busiest(homes: Sequence[Sequence[int]], counts: Sequence[int], embed: float, head: float) -> float:
+    """Return the load of the busiest row."""
+    load = [0.0] * (1 + max(map(max, homes)))
+    for s, (home, n) in enumerate(zip(homes, counts, strict=True)):
+        for row in home:
+            load[row] += (n + embed * (s == 0) + head * (s == len(homes) - 1)) / len(home)
+    return max(load)
+
+
+def test_no_spread_of_layers_makes_the_busiest_row_lighter() -> None:
+    random = Random(2)
+    for _ in range(300):
+        layout, pp = random.choice([(Layout.LOOP, 2), (Layout.LOOP, 3), (Layout.V, 2), (Layout.BIDIRECTIONAL, 4)])
+        v = {Layout.V: 2, Layout.BIDIRECTIONAL: 1}.get(layout, random.randint(1, 2))
+        homes = rows_of_stage(layout, pp, v)
+        layers = len(homes) + random.randint(0, 4)
+        embed, head = round(random.choice([0.0, 3 * random.random()]), 3), round(3 * random.random(), 3)
+        found = balanced_rows(layers, layout, pp, v, (embed, 1.0, head))
+        every = [each for each in product(range(1, 6), repeat=len(homes)) if sum(each) == layers]
+        assert sum(found) == layers
+        least = min(busiest(homes, each, embed, head) for each in every)
+        assert busiest(homes, found, embed, head) == pytest.approx(least)
