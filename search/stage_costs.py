@@ -104,12 +104,17 @@ def shards_of(config: Configuration) -> Shards:
 def mesh_of(config: Configuration) -> Mesh:
     """Return the mesh of a configuration: tp innermost, so that its groups stay inside a node, cp next to it; dp is cut
     into edp x ep where experts are sharded. ``outer`` says whether pp or (e)dp is outermost."""
-    ep, context = config.ep, (("cp", config.cp),) if config.cp > 1 else ()
-    pipeline = (("pp", config.pp),)
-    data = (("dp", config.dp),) if ep == 1 else (("edp", config.dp // ep),)
+    return _mesh(config.pp, config.tp, config.dp, config.ep, config.cp, config.outer)
+
+
+@lru_cache(maxsize=4096)
+def _mesh(pp: int, tp: int, dp: int, ep: int, cp: int, outer: str) -> Mesh:
+    context = (("cp", cp),) if cp > 1 else ()
+    pipeline = (("pp", pp),)
+    data = (("dp", dp),) if ep == 1 else (("edp", dp // ep),)
     inner = (("ep", ep),) if ep > 1 else ()
-    first = pipeline + data if config.outer == "pp" else data + pipeline
-    return Mesh((*first, *inner, *context, ("tp", config.tp)))
+    first = pipeline + data if outer == "pp" else data + pipeline
+    return Mesh((*first, *inner, *context, ("tp", tp)))
 
 
 @dataclass(frozen=True, slots=True)
