@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from math import inf
 
 import numpy as np
 
 from piper_core.ir.dag import Floats
+from piper_core.names import Recompute
 from piper_core.schedule.families import FAMILIES
 from piper_core.schedule.grid import Layout, rows_of_stage
 from search.life import Lives, Stages, Waits, lives_of
@@ -64,6 +66,26 @@ class Floors(Loads):
         shape = self.shape(config)
         rows = zip(self._static(config, shape), self.held(config, shape).one, strict=True)
         return max(static + (1 + gap) * one for static, one in rows) + self.context_bytes
+
+    def floors(self, config: Configuration, policies: Sequence[str], gap: float, *, any_order: bool) -> Floats:
+        """Return :meth:`any_order_floor` or :meth:`memory_floor` with each of some numbers of recomputed layers, of
+        which the configuration has one; shape (policies,)."""
+        shape = self.shape(config)
+        mine, rows, static = self.held(config, shape), np.asarray(shape.mine), np.asarray(self._static(config, shape))
+        shard, layers, again = shards_of(config), shape.counts, self.costs.repeated
+        none, full = (np.asarray(self.saved(shard, policy)[1]) for policy in (Recompute.NONE, Recompute.FULL))
+        more = np.asarray([again(layers, n) for n in policies]) - np.asarray(again(layers, config.recompute))
+        saved = np.asarray(mine.saved) + more @ (full - none) * config.micro_batch  # (policies, stages)
+        workspace = np.asarray(mine.workspace)
+        if any_order:
+            flows = saved[:, rows] if config.layout is Layout.BIDIRECTIONAL else np.cumsum(saved[:, rows], axis=2)
+            held = (flows + workspace[rows]).max(axis=2)
+        else:
+            alive = alive_chunks(config.schedule, config.pp, config.num_microbatches, config.virtual_stages)
+            held = np.asarray(alive) * saved[:, rows].min(axis=2) + workspace[rows].min(axis=1)
+            ends = (rows == len(workspace) - 1).any(axis=1)  # when the first backward begins
+            held = np.where(ends, np.maximum(held, saved[:, -1:] + workspace[-1]), held)
+        return np.asarray((static + (1 + gap) * held).max(axis=1) + self.context_bytes)
 
     def _busy(self, config: Configuration, shape: Shape, overlapping: bool, split: bool) -> RowWork:
         """Return what each row does itself."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect
-from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from heapq import heapify, heappop, heappush, nsmallest
@@ -200,7 +198,7 @@ class BestFirst:
                 heappush(self._heap, (least, _SHAPE, node))
                 return
             self._other_orders(leaves, zeros, bound)
-        first = self._first(leaves, bounds.memory_floor)
+        first = self._first(leaves, any_order=False)
         if first == len(leaves):
             fine = sum(len(self._finer(node.dp * node.cp, zero, node.ep, node.layout)) for zero in zeros)
             most = leaves[-1]
@@ -240,7 +238,7 @@ class BestFirst:
             for leaf in leaves:
                 self._push(leaf, bound)
             return
-        first = self._first(leaves, bounds.memory_floor)
+        first = self._first(leaves, any_order=False)
         if first:
             most = leaves[first - 1]
             self._too_big(most, bounds.memory_floor(most, self.gap), first * fine)
@@ -261,7 +259,7 @@ class BestFirst:
         if alike in self._followed:  # no family's own order counts
             return
         self._followed.add(alike)
-        for leaf in leaves.above(self._first(leaves, bounds.any_order_floor)):
+        for leaf in leaves.above(self._first(leaves, any_order=True)):
             if max(bound, bounds.busy_bound(leaf)) >= self._threshold:
                 return
             for zero in zeros:
@@ -271,11 +269,14 @@ class BestFirst:
                 if least < self._threshold:
                     heappush(self._others, (least, False, other))
 
-    def _first(self, leaves: Ladder, floor: Callable[[Configuration, float], float]) -> int:
+    def _first(self, leaves: Ladder, *, any_order: bool) -> int:
         """Return the first of some leaves, each with less to hold than the one before, whose floor leaves room."""
-        if floor(leaves[0], self.gap) <= self.capacity:
-            return 0
-        return bisect(range(len(leaves)), False, key=lambda i: floor(leaves[i], self.gap) <= self.capacity)
+        bounds, low = self.bounds, leaves[0]
+        floor = bounds.any_order_floor(low, self.gap) if any_order else bounds.memory_floor(low, self.gap)
+        if floor <= self.capacity or len(leaves) == 1:
+            return int(floor > self.capacity)
+        floors = bounds.floors(low, leaves.recompute, self.gap, any_order=any_order)
+        return int((floors > self.capacity).sum())
 
     def _push(self, leaf: Configuration, bound: float) -> None:
         """Push a leaf by its memory."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from random import Random
 
@@ -38,6 +39,21 @@ def test_the_bounds_of_many_are_those_of_each(architecture: Architecture) -> Non
             assert found == pytest.approx(each, rel=1e-12)
         else:
             assert found == pytest.approx(each, rel=0.05)
+
+
+@pytest.mark.parametrize("architecture", [DENSE, WIDE_HEAD, MOE, MIXED])
+def test_the_floors_of_many_numbers_of_layers_are_those_of_each(architecture: Architecture) -> None:
+    it = case(architecture, "p4de", 8, 48, 512, FIX)
+    bounds, policies, seen = it.problem.bounds, ("1", "2", "3", "5"), 0
+    for config in Random(3).sample([c for c in leaves(it.space) if c.recompute in policies], 60):
+        each = [replace(config, recompute=policy) for policy in policies]
+        for gap in (0.0, 0.4):
+            family = bounds.floors(config, policies, gap, any_order=False).tolist()
+            assert family == pytest.approx([bounds.memory_floor(c, gap) for c in each], rel=1e-12)
+            every = bounds.floors(config, policies, gap, any_order=True).tolist()
+            assert every == pytest.approx([bounds.any_order_floor(c, gap) for c in each], rel=1e-12)
+        seen += family[0] > family[-1] > every[-1]
+    assert seen > 4
 
 
 def busiest(homes: Sequence[Sequence[int]], counts: Sequence[int], embed: float, head: float) -> float:
