@@ -190,14 +190,15 @@ class BestFirst:
     def _fit(self, node: Configuration, bound: float) -> None:
         """Find the first leaf of a node of :meth:`_expand` that leaves room for the rest, at the highest ZeRO stage,
         which holds least; they recompute more and more."""
-        bounds, (leaves, zeros), order = self.bounds, self._shapes.pop(node), bound
+        bounds, (leaves, zeros), any_first = self.bounds, self._shapes.pop(node), 0
         if not self.by_memory:
-            least = self._least(node, zeros)
+            any_first = self._first(leaves, any_order=True)
+            least = self._least(leaves[any_first], zeros) if any_first < len(leaves) else 0.0
             if least > self._threshold:  # none is of interest yet
                 self._shapes[node] = leaves, zeros
                 heappush(self._heap, (least, _SHAPE, node))
                 return
-            self._other_orders(leaves, zeros, bound)
+            self._other_orders(leaves.above(any_first), zeros, bound)
         first = self._first(leaves, any_order=False)
         if first == len(leaves):
             fine = sum(len(self._finer(node.dp * node.cp, zero, node.ep, node.layout)) for zero in zeros)
@@ -206,14 +207,14 @@ class BestFirst:
             return
         node = leaves[first]
         if not self.by_memory:
-            least = self._least(node, zeros) if first else 0.0
-            order = max(bound, least if least > self._threshold else bounds.order_bound(node))
+            least = self._least(node, zeros) if first > any_first else 0.0
+            bound = max(bound, least if least > self._threshold else bounds.order_bound(node))
         self._shapes[node] = leaves, zeros
-        heappush(self._heap, (order, _FITTING, node))
+        heappush(self._heap, (bound, _FITTING, node))
 
     def _least(self, node: Configuration, zeros: list[int]) -> float:
         """Return seconds that a node takes at least in any order, and so do those that recompute more, where that is
-        above the threshold; else some below it. ZeRO-1 tends to take least."""
+        above the threshold; else some that are not. ZeRO-1 tends to take least."""
         least = inf
         for zero in sorted(zeros, key=lambda zero: zero != 1):
             least = min(least, self.bounds.time_bound(replace(node, zero=zero), enough=self._threshold))
@@ -250,16 +251,16 @@ class BestFirst:
             heappush(self._heap, (max(bound, least), _WHOLE, leaf))
 
     def _other_orders(self, leaves: Ladder, zeros: list[int], bound: float) -> None:
-        """Let the orders that no family emits count for :meth:`any_order_bound`, of leaves that recompute more and
-        more, which takes longer and longer but where it leaves room for more microbatches at once."""
+        """Let the orders that no family emits count for :meth:`any_order_bound`, of leaves that leave room for one
+        microbatch and recompute more and more, which takes longer and longer but where it leaves room for more."""
         bounds, low = self.bounds, leaves.lowest
-        if low.pp == 1:  # one row has one order
+        if low.pp == 1 or not leaves:  # one row has one order
             return
         alike = id(bounds.shape(low)), FAMILIES[low.schedule].splits_backward, overlaps(low), tuple(zeros)
         if alike in self._followed:  # no family's own order counts
             return
         self._followed.add(alike)
-        for leaf in leaves.above(self._first(leaves, any_order=True)):
+        for leaf in leaves:
             if max(bound, bounds.busy_bound(leaf)) >= self._threshold:
                 return
             for zero in zeros:
