@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 
 from piper_core.errors import InfeasibleError
 from piper_core.ir.action import ActionKind
@@ -10,7 +12,14 @@ from piper_core.names import Phase
 from piper_core.schedule.families import FAMILIES, get_family
 from piper_core.schedule.grid import Grid
 from piper_core.schedule.list_decode import Network, replay
-from piper_core.schedule.list_problem import ListProblem, Order, action_of, pipeline_problem, to_grid
+from piper_core.schedule.list_problem import (
+    ListProblem,
+    Order,
+    action_of,
+    pipeline_problem,
+    slackened,
+    to_grid,
+)
 from piper_core.schedule.list_scheduler import list_schedule
 from search.bound import Bounds
 from search.cost.memory import TIGHT_GAPS
@@ -88,20 +97,46 @@ def _work(piece: PhaseSeconds, slower: float, saved: float, stash: float) -> Sta
 
 def _scheduled(config: Configuration, bounds: Bounds, effort: float) -> tuple[Grid, ...]:
     """Return orders found from nothing: one with weight gradients at once, and where the family has them apart, one
-    with them apart. Of a family with overlap groups, neighbours that need nothing of each other are one."""
-    grids: list[Grid] = []
+    with them apart. One that leaves some backward no room for its workspace is followed by one that does, if there
+    is one. Of a family with overlap groups, neighbours that need nothing of each other are one."""
+    held, grids = bounds.held(config, bounds.shape(config)), list[Grid]()
     for split in (True, False) if FAMILIES[config.schedule].splits_backward else (False,):
         problem = problem_of(config, bounds, split=split)
         try:
             order = list_schedule(problem, effort=effort)
         except InfeasibleError:
-            if split:
+            if split or grids:
                 continue
-            if not grids:
-                raise
-        else:
-            grids.append(overlapped(problem, order) if overlaps(config) else to_grid(problem, order))
+            raise
+        orders = [(problem, order)]
+        if crowded(problem, order, held.workspace):
+            with suppress(InfeasibleError):
+                spared = spare(problem, held.workspace)
+                orders.append((spared, list_schedule(spared, effort=effort)))
+        grids += [overlapped(each, found) if overlaps(config) else to_grid(each, found) for each, found in orders]
     return tuple(grids)
+
+
+def crowded(problem: ListProblem, order: Order, workspace: Sequence[float]) -> bool:
+    """Say whether some backward of an order has no room for the ``workspace`` of its stage, in bytes, beside what its
+    row holds."""
+    for tasks, limit in zip(order, problem.limit_bytes, strict=True):
+        now = 0.0
+        for task in tasks:
+            stage, phase, _ = problem.key[task]
+            now += problem.hold_bytes[task]
+            if phase in (Phase.B, Phase.BI) and now + workspace[stage] > slackened(limit):
+                return True
+            now -= problem.release_bytes[task]
+    return False
+
+
+def spare(problem: ListProblem, workspace: Sequence[float]) -> ListProblem:
+    """Return a problem whose rows leave room for the largest ``workspace`` of their stages, in bytes."""
+    most = [0.0] * problem.rows
+    for row, (stage, _, _) in zip(problem.row, problem.key, strict=True):
+        most[row] = max(most[row], workspace[stage])
+    return replace(problem, limit_bytes=[a - b for a, b in zip(problem.limit_bytes, most, strict=True)])
 
 
 def problem_of(config: Configuration, bounds: Bounds, *, split: bool) -> ListProblem:
