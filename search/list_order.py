@@ -12,14 +12,7 @@ from piper_core.names import Phase
 from piper_core.schedule.families import FAMILIES, get_family
 from piper_core.schedule.grid import Grid
 from piper_core.schedule.list_decode import Network, replay
-from piper_core.schedule.list_problem import (
-    ListProblem,
-    Order,
-    action_of,
-    pipeline_problem,
-    slackened,
-    to_grid,
-)
+from piper_core.schedule.list_problem import ListProblem, Order, action_of, pipeline_problem, slackened, to_grid
 from piper_core.schedule.list_scheduler import list_schedule
 from search.bound import Bounds
 from search.cost.memory import TIGHT_GAPS
