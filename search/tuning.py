@@ -18,7 +18,7 @@ from search.workers import Outcomes, Run
 
 BATCH = 8
 """Configurations evaluated between two decisions, whatever the number of workers."""
-REORDERED = 8
+REORDERED = 12
 """Best candidates, and others of which most can be hoped for, whose compute is ordered anew."""
 TUNED = 2
 """Best candidates for which other buckets, prefetches and streams are tried."""

@@ -27,7 +27,7 @@ _STALL = 150
 """Shakes without gain, for each step of effort, after which no more is expected."""
 
 
-def list_schedule(problem: ListProblem, *, effort: float = 1, measure: Measure = "makespan", seed: int = 0) -> Order:
+def list_schedule(problem: ListProblem, *, effort: int = 1, measure: Measure = "makespan", seed: int = 0) -> Order:
     """Return the total order of tasks on each row, the best found for ``measure`` (ties by the other one).
 
     A problem whose precedence already orders each row keeps that order. The order comes from a simulation,
@@ -60,7 +60,7 @@ def _timed(problem: ListProblem) -> ListProblem:
     return replace(problem, seconds=[max(seconds, least) for seconds in problem.seconds])
 
 
-def _search(network: Network, measure: Measure, effort: float, seed: int) -> Decoded | None:
+def _search(network: Network, measure: Measure, effort: int, seed: int) -> Decoded | None:
     """Return the best schedule that the work allowed by ``effort`` finds, or one that meets a lower bound."""
     problem = network.problem
     rounding = network.quantum_s * len(network.order)
