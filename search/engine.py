@@ -19,7 +19,7 @@ from search.result import Result, candidate_data, pareto, to_data
 from search.shortfall import nothing_found
 from search.space import Configuration, Space
 from search.state import State
-from search.tuning import BATCH, REORDERED, Reorder
+from search.tuning import BATCH, CONSIDERED, Reorder
 from search.tuning import tune as tune_best
 from search.workers import Run, evaluator
 
@@ -89,7 +89,7 @@ def search(
             state.main = generator
             while state.running():
                 state.floor = generator.bound()
-                batch = generator.ask(BATCH, state.threshold(max(top, REORDERED)), state.deadline_s(), EXPANDED)
+                batch = generator.ask(BATCH, state.threshold(max(top, CONSIDERED)), state.deadline_s(), EXPANDED)
                 if generator.expired:
                     break
                 if batch or generator.paused:

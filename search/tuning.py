@@ -20,6 +20,8 @@ BATCH = 8
 """Configurations evaluated between two decisions, whatever the number of workers."""
 REORDERED = 12
 """Best candidates, and others of which most can be hoped for, whose compute is ordered anew."""
+CONSIDERED = 5
+"""Best configurations that are found at least, for tuning."""
 TUNED = 2
 """Best candidates for which other buckets, prefetches and streams are tried."""
 
