@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import sys
 from collections.abc import Sequence
 
@@ -11,4 +13,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from profiler import console
     from search.cli.app import parser
 
+    atexit.register(gc.freeze)  # nobody goes through all that was searched once more, which takes most of a second
     return console.run("piper-search", parser, sys.argv[1:] if arguments is None else arguments)
