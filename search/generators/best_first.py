@@ -195,6 +195,7 @@ class BestFirst:
             any_first = self._first(leaves, any_order=True)
             least = self._least(leaves[any_first], zeros) if any_first < len(leaves) else 0.0
             if least > self._threshold:  # none is of interest yet
+                self.bounded += len(zeros)
                 self._shapes[node] = leaves, zeros
                 heappush(self._heap, (least, _SHAPE, node))
                 return
