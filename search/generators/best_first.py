@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from functools import lru_cache
-from heapq import heapify, heappop, heappush, nsmallest
+from heapq import heapify, heappop, heappush
 from itertools import product
 from math import inf
 
@@ -17,18 +17,14 @@ from search.candidate import Score
 from search.cost.memory import TIGHT_GAPS, USABLE
 from search.generators.collecting import collecting_later
 from search.generators.ladder import Ladder
+from search.generators.other_orders import PROMISING, OtherOrders
 from search.loads import Choice
 from search.objective import Objective
-from search.partial_bound import OVERLAPPING, overlaps
+from search.partial_bound import OVERLAPPING
 from search.space import SOME, USUAL, Configuration, Degrees, Space
 from search.stage_costs import shards_of
-from search.stepwise import stepwise_bound
 
 _DEGREES, _PARTIAL, _SHAPE, _FITTING, _WHOLE, _REPLAYED = range(6)
-FOLLOWED = 200
-"""Configurations whose orders are followed for the bound of any order (0.1 s each at most)."""
-PROMISING = 24
-"""Configurations named to be ordered anew."""
 ROUNDING = 1 + 1e-9
 """What a bound may exceed a step time by that it equals, since they add up in different orders."""
 
@@ -66,8 +62,7 @@ class BestFirst:
         self._heap: list[tuple[float, int, Configuration]] = []
         self._open: dict[Configuration, float] = {}
         self._rest: list[tuple[float, int]] = []
-        self._others: list[tuple[float, bool, Configuration]] = []
-        self._followed: set[tuple[int, bool, bool, tuple[int, ...]]] = set()
+        self._others = OtherOrders(bounds, self.gap, self.capacity)
         self._threshold = inf
         self._shapes: dict[Configuration, tuple[Ladder, list[int]]] = {}
         self._more: dict[Configuration, Ladder] = {}
@@ -190,17 +185,18 @@ class BestFirst:
     def _fit(self, node: Configuration, bound: float) -> None:
         """Find the first leaf of a node of :meth:`_expand` that leaves room for the rest, at the highest ZeRO stage,
         which holds least; they recompute more and more."""
-        bounds, (leaves, zeros), any_first = self.bounds, self._shapes.pop(node), 0
+        bounds, (leaves, zeros), lowest = self.bounds, self._shapes.pop(node), 0
         if not self.by_memory:
-            any_first = self._first(leaves, any_order=True)
-            least = self._least(leaves[any_first], zeros) if any_first < len(leaves) else 0.0
-            if least > self._threshold:  # none is of interest yet
-                self.bounded += len(zeros)
-                self._shapes[node] = leaves, zeros
-                heappush(self._heap, (least, _SHAPE, node))
-                return
-            self._other_orders(leaves.above(any_first), zeros, bound)
-        first = self._first(leaves, any_order=False)
+            lowest = self._first(leaves, any_order=True)
+            if lowest < len(leaves):
+                least = self._least(leaves[lowest], zeros)
+                if least > self._threshold:  # none is of interest yet
+                    self.bounded += len(zeros)
+                    self._shapes[node] = leaves, zeros
+                    heappush(self._heap, (least, _SHAPE, node))
+                    return
+                self.bounded += self._others.add(leaves.above(lowest), zeros, bound, self._threshold)
+        first = max(lowest, self._first(leaves, any_order=False))
         if first == len(leaves):
             fine = sum(len(self._finer(node.dp * node.cp, zero, node.ep, node.layout)) for zero in zeros)
             most = leaves[-1]
@@ -208,7 +204,7 @@ class BestFirst:
             return
         node = leaves[first]
         if not self.by_memory:
-            least = self._least(node, zeros) if first > any_first else 0.0
+            least = self._least(node, zeros) if first > lowest else 0.0
             bound = max(bound, least if least > self._threshold else bounds.order_bound(node))
         self._shapes[node] = leaves, zeros
         heappush(self._heap, (bound, _FITTING, node))
@@ -251,26 +247,6 @@ class BestFirst:
             least = bounds.time_bound(leaf, self.gap, self.capacity, self._threshold)
             heappush(self._heap, (max(bound, least), _WHOLE, leaf))
 
-    def _other_orders(self, leaves: Ladder, zeros: list[int], bound: float) -> None:
-        """Let the orders that no family emits count for :meth:`any_order_bound`, of leaves that leave room for one
-        microbatch and recompute more and more, which takes longer and longer but where it leaves room for more."""
-        bounds, low = self.bounds, leaves.lowest
-        if low.pp == 1 or not leaves:  # one row has one order
-            return
-        alike = id(bounds.shape(low)), FAMILIES[low.schedule].splits_backward, overlaps(low), tuple(zeros)
-        if alike in self._followed:  # no family's own order counts
-            return
-        self._followed.add(alike)
-        for leaf in leaves:
-            if max(bound, bounds.busy_bound(leaf)) >= self._threshold:
-                return
-            for zero in zeros:
-                other = replace(leaf, zero=zero)
-                least = max(bound, bounds.time_bound(other, self.gap, self.capacity, self._threshold))
-                self.bounded += 1
-                if least < self._threshold:
-                    heappush(self._others, (least, False, other))
-
     def _first(self, leaves: Ladder, *, any_order: bool) -> int:
         """Return the first of some leaves, each with less to hold than the one before, whose floor leaves room."""
         bounds, low = self.bounds, leaves[0]
@@ -286,7 +262,7 @@ class BestFirst:
         if need > self.capacity:
             self._too_big(leaf, need, self._fine(leaf))
         else:
-            heappush(self._others, (max(bound, self.bounds.any_order_floor(leaf)), True, leaf))
+            self._others.add_memory(leaf, bound)
             heappush(self._heap, (max(bound, self.bounds.memory_floor(leaf)), _WHOLE, leaf))
 
     def _too_big(self, leaf: Configuration, need: float, count: int) -> None:
@@ -399,28 +375,18 @@ class BestFirst:
         return min((bound for bound, _ in self._rest), default=inf)
 
     def any_order_bound(self) -> float:
-        """Return a step time that no order of compute can beat, be it of a family or not, of any configuration. The
-        orders of those with the least bounds are followed, until none is left that would be less."""
-        others, least = self._others, self.bound()
-        for _ in range(FOLLOWED):
-            if not others or others[0][1] or others[0][0] >= least:
-                break
-            bound, _, config = heappop(others)
-            enough = min(least, self._threshold)
-            bound = max(bound, stepwise_bound(self.bounds, config, self.gap, self.capacity, enough))
-            least = min(least, bound)
-            heappush(others, (bound, True, config))
-        return min(others[0][0] if others else inf, least)
+        """Return a step time that no order of compute can beat, be it of a family or not, of any configuration."""
+        return self._others.bound(self.bound(), self._threshold)
 
     def promising(self) -> list[Configuration]:
         """Return the configurations whose bounds of any order are least, least first; other orders of these may gain
         most."""
-        found = [] if self.by_memory else nsmallest(PROMISING, self._others)
-        return [config for _, _, config in found]
+        return [] if self.by_memory else [config for _, config in self._others.promising()]
 
     def settled(self) -> bool:
         """Say whether :meth:`promising` has all that it ever will."""
-        return len(self._others) >= PROMISING and nsmallest(PROMISING, self._others)[-1][0] <= self.bound()
+        found = self._others.promising()
+        return len(found) == PROMISING and found[-1][0] <= self.bound()
 
     def bound_of(self, config: Configuration) -> float:
         """Return seconds that a configuration takes at least in any order that fits."""
