@@ -11,9 +11,9 @@ import numpy as np
 
 from piper_core.ir.action import ActionKind
 from piper_core.ir.dag import Ints
+from piper_core.jit import Loops
 from piper_core.schedule.families import get_family
 from piper_core.schedule.grid import rows_of_stage
-from search.jit import Loops
 from search.sized import sized_cache
 
 F, B, BI, BW = range(4)

@@ -3,10 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from heapq import heapify, heappop, heappush
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
 
 from piper_core.schedule.list_problem import ListProblem, Order, slackened
+
+
+class Fixed:
+    """What of a problem does not depend on seconds, as columns, lists or arrays: for each task where its ``preds``
+    begin, those and their delays, what it acquires and frees, its row; for each row where its tasks begin, and its
+    limit."""
+
+    def __init__(self, problem: ListProblem, limit: list[float]) -> None:
+        pairs = [pair for preds in problem.preds for pair in preds]
+        counts = [0] * problem.rows
+        for row in problem.row:
+            counts[row] += 1
+        self.row_first = [0, *accumulate(counts)]
+        self.lists: tuple[list[Any], ...] = (
+            [0, *accumulate(map(len, problem.preds))], [pred for pred, _ in pairs], [delay for _, delay in pairs],
+            list(problem.hold_bytes), list(problem.release_bytes), list(problem.row), self.row_first, limit,
+        )  # fmt: skip
+
+    @cached_property
+    def arrays(self) -> tuple[Any, ...]:
+        kinds = np.int32, np.int32, np.float64, np.float64, np.float64, np.int32, np.int32, np.float64
+        return tuple(np.asarray(column, kind) for column, kind in zip(self.lists, kinds, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +58,7 @@ class Network:
     turn: dict[int, int]
     lanes: int
     quantum_s: float
+    fixed: Fixed
 
     @staticmethod
     def of(problem: ListProblem) -> Network:
@@ -66,9 +93,10 @@ class Network:
                 seen.add(mb)
                 begun.setdefault(problem.row[task], []).append(mb)
         turns = sorted((at, mb) for mbs in begun.values() for at, mb in enumerate(mbs))
+        limit = [slackened(limit) for limit in problem.limit_bytes]
         return Network(
             problem=problem,
-            limit=[slackened(limit) for limit in problem.limit_bytes],
+            limit=limit,
             succs=succs,
             order=order,
             head_s=head,
@@ -79,6 +107,7 @@ class Network:
             turn={mb: turn for turn, (_, mb) in enumerate(turns)},
             lanes=len(begun),
             quantum_s=1e-9 * max(max(seconds, default=0.0), 1e-30),
+            fixed=Fixed(problem, limit),
         )
 
     def reversed(self) -> Network:

@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
+from piper_core.jit import Loops
 from piper_core.schedule.families import FAMILIES, get_family
 from search import replay as module
-from search.jit import Loops
 from search.replay import PHASES, Times, numbered, peaks_of, replay
 from search.row_parts import peak_of
 
