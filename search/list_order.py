@@ -35,11 +35,15 @@ WAITS = 0.6, 0.3
 """Parts of a weight gradient for which a row would wait from which on it computes one."""
 
 
+def actions(config: Configuration) -> int:
+    """Return the actions of a step whose backwards are cut."""
+    return 3 * config.stages * config.num_microbatches
+
+
 def orderable(config: Configuration) -> bool:
     """Say whether :func:`list_grids` has orders of a configuration: there are others, and it is not too long."""
-    actions = 3 * config.stages * config.num_microbatches
     longest = LONGEST_FILLED if FAMILIES[config.schedule].splits_backward else LONGEST
-    return config.pp > 1 and config.num_microbatches > 1 and actions <= longest
+    return config.pp > 1 and config.num_microbatches > 1 and actions(config) <= longest
 
 
 def list_grids(config: Configuration, bounds: Bounds, *, effort: int = 1) -> tuple[Grid, ...]:
@@ -52,7 +56,7 @@ def list_grids(config: Configuration, bounds: Bounds, *, effort: int = 1) -> tup
         InfeasibleError: no order keeps the memory of some row.
     """
     found = tuple(_filled(config, bounds)) if FAMILIES[config.schedule].splits_backward else ()
-    if found and (3 * config.stages * config.num_microbatches > LONGEST or _talk(config, bounds) > TALK):
+    if found and (actions(config) > LONGEST or _talk(config, bounds) > TALK):
         return found
     try:
         return *found, *_scheduled(config, bounds, effort)

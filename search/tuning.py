@@ -10,7 +10,7 @@ from pathlib import Path
 from piper_core.schedule.families import FAMILIES
 from search.candidate import Score
 from search.generators.best_first import BestFirst
-from search.list_order import orderable
+from search.list_order import LONGEST, actions, orderable
 from search.partial_bound import overlaps
 from search.space import OUTERS, Configuration, Space
 from search.state import State
@@ -19,7 +19,8 @@ from search.workers import Outcomes, Run
 BATCH = 8
 """Configurations evaluated between two decisions, whatever the number of workers."""
 REORDERED = 12
-"""Best candidates, and others of which most can be hoped for, whose compute is ordered anew."""
+"""Best candidates, and others of which most can be hoped for, whose compute is ordered anew, of steps of up to
+``LONGEST`` actions."""
 CONSIDERED = 5
 """Best configurations that are found at least, for tuning."""
 TUNED = 2
@@ -47,11 +48,14 @@ class _Given:
 
 
 def _different(configs: Iterable[Configuration]) -> dict[Configuration, Configuration]:
-    """Return the first few that can be ordered anew, of those that differ in family or mesh order alone one."""
+    """Return the first few that can be ordered anew, of those that differ in family or mesh order alone one; the longer
+    their steps, the fewer."""
     found: dict[Configuration, Configuration] = {}
+    spent = 0.0
     for config in configs:
-        if orderable(config) and len(found) < REORDERED:
-            found.setdefault(_unordered(config), config.plain)
+        if orderable(config) and spent < REORDERED and _unordered(config) not in found:
+            found[_unordered(config)] = config.plain
+            spent += max(1.0, actions(config) / LONGEST)
     return found
 
 
