@@ -244,6 +244,37 @@ def test_a_deadline_is_no_proof() -> None:
     assert not cut.expired
 
 
+def test_a_pause_loses_nothing() -> None:
+    """After so many nodes what was found is returned, maybe nothing; the rest comes later, in the same order."""
+    it = small()
+    whole, cut = (BestFirst(it.space, it.problem.bounds, inf) for _ in range(2))
+    expected = [config for _ in range(4) for config in whole.ask(8, inf)]
+    assert not whole.paused
+    assert cut.ask(8, inf, most=1) == []
+    assert cut.paused
+    assert not cut.expired
+    found, pauses = list[Configuration](), 0
+    while len(found) < len(expected):
+        found += cut.ask(1, inf, most=7)
+        pauses += cut.paused
+    assert found == expected
+    assert pauses > 4
+
+
+def test_what_is_promising_settles() -> None:
+    """Nothing that is found later is more so."""
+    it = case(DENSE, "p4d", 8, 64, 512, PLAIN)
+    generator, settled = BestFirst(it.space, it.problem.bounds, inf), list[Configuration]()
+    for _ in range(2000):
+        for config in generator.ask(1, inf, most=10):
+            generator.tell(config, None)
+        if generator.settled() and not settled:
+            settled, unsure = generator.promising(), generator.bound()
+    assert settled
+    assert generator.bound() > unsure
+    assert generator.promising() == settled
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_budget_cuts_a_batch_short(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """An evaluation that would outlast the budget is dropped, and nothing is called proved for it."""
