@@ -38,6 +38,11 @@ class Loops:
                 self._compile(cache=False)
         return self
 
+    def load(self) -> None:
+        """Load the loops at once where they were compiled before."""
+        if not self.compiled and self._on_disk() and find_spec("numba"):
+            self._compile(cache=True)
+
     def _compile(self, *, cache: bool) -> None:
         from numba import njit
 

@@ -28,6 +28,8 @@ __all__ = ["Candidate", "Problem", "Result", "candidate_data", "pareto", "search
 FINER = "not tried: other buckets, prefetches or streams of configurations that were evaluated"
 EXPANDED = 1_000
 """Nodes of the search tree between two decisions: about a second, in which other processes find first orders."""
+MANY = 1_000_000
+"""Configurations from which on a search simulates for longer than it takes to load compiled loops."""
 BOUNDING = 0.75
 """Part of the budget that branch and bound may take where the best are then tuned."""
 USUALLY = {
@@ -80,7 +82,7 @@ def search(
     share = BOUNDING if tuned else 1.0
     result = Result(size=generator.size, objective=objective)
     state = State(problem, result, budget_s, database, progress, share, batches)
-    with _evaluator(problem, workers, address) as run:
+    with _evaluator(problem, workers, address, many=generator.size > MANY) as run:
         try:
             _seed(state, space, run)
             reorder = Reorder(state, run)
@@ -115,9 +117,11 @@ def search(
     return result
 
 
-def _evaluator(problem: Problem, workers: int | None, address: str | None) -> AbstractContextManager[Run]:
+def _evaluator(
+    problem: Problem, workers: int | None, address: str | None, *, many: bool
+) -> AbstractContextManager[Run]:
     if address is None:
-        return evaluator(problem, workers)
+        return evaluator(problem, workers, many=many)
     from search.ray_workers import cluster_evaluator
 
     return cluster_evaluator(problem, address)

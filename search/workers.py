@@ -13,12 +13,14 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from math import inf
 from multiprocessing import get_context
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from piper_core.errors import DirectiveError, InfeasibleError, PlanError, RunError
+from piper_core.schedule import list_improve
 from piper_core.schedule.grid import Grid
 from search.candidate import Outcome
 from search.problem import Problem
+from search.simulator import loops
 from search.space import Configuration
 
 PR_SET_PDEATHSIG = 1
@@ -72,6 +74,12 @@ def in_order(
             yield outcome
 
 
+def _load_loops() -> None:
+    """Load compiled loops in a worker that has nothing else to do yet."""
+    list_improve.LOOPS.load()
+    loops.load()
+
+
 def _start_worker() -> None:
     """Leave Ctrl-C to the main process, and end with it however it ends (on Linux, where the kernel sees to that)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -107,8 +115,9 @@ class Run(Protocol):
 
 
 @contextmanager
-def evaluator(problem: Problem, workers: int | None) -> Iterator[Run]:
+def evaluator(problem: Problem, workers: int | None, *, many: bool = False) -> Iterator[Run]:
     """Yield a function that scores a batch in order, on ``workers`` forked processes (in this one where that is 1).
+    Where there is much to score (``many``), these load compiled loops at once.
 
     Once the clock passes the deadline, which may change on the way, what is left of the batch comes back as None. An
     evaluation in this process is not cut short.
@@ -128,8 +137,11 @@ def evaluator(problem: Problem, workers: int | None) -> Iterator[Run]:
         yield here
         return
     pool = ProcessPoolExecutor(count, mp_context=get_context("fork"), initializer=_start_worker)
-    running: list[Future[tuple[Outcome, Grid | None]]] = []
+    running: list[Future[Any]] = []
     orders = problem.bounds.orders
+    if many:
+        with _interrupted_later():
+            running += [pool.submit(_load_loops) for _ in range(count)]
 
     def apart(batch: Sequence[Configuration], deadline_s: Callable[[], float], *, proved: bool = False) -> Outcomes:
         if proved and not all(future.done() for future in running):

@@ -43,6 +43,13 @@ def pick(transactions: int) -> Loops:
     return _compiled or Loops(False, sort, longest_path, contended, exposed)
 
 
+def load() -> None:
+    """Load the loops at once where they were compiled before."""
+    global _compiled
+    if _compiled is None and _on_disk() and find_spec("numba"):
+        _compiled = _compile(cache=True)
+
+
 def _compile(*, cache: bool) -> Loops:
     from numba import njit
 
