@@ -8,6 +8,7 @@ from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from itertools import product
 from math import inf
+from typing import NamedTuple
 
 from piper_core.names import Recompute
 from piper_core.schedule.families import FAMILIES
@@ -32,6 +33,17 @@ STATE, ACTIVATIONS, ORDER, TIME, SAME, NEEDLESS = (
     "memory: state alone", "memory: state and activations", "memory: along the order", "time bound",
     "same layers per stage as another", "recomputes more than memory asks for",
 )  # fmt: skip
+
+
+class _Bounded(NamedTuple):
+    """A schedule and cut of a partial assignment: seconds (bytes, where memory is made small) at least, and the numbers
+    of layers that may be recomputed, or the policy, and ZeRO stages of its leaves."""
+
+    least: float
+    choice: Choice
+    cut: str
+    recompute: tuple[str, ...]
+    zeros: list[int]
 
 
 class BestFirst:
@@ -64,6 +76,7 @@ class BestFirst:
         self._rest: list[tuple[float, int]] = []
         self._others = OtherOrders(bounds, self.gap, self.capacity)
         self._threshold = inf
+        self._left: dict[Configuration, list[_Bounded]] = {}
         self._shapes: dict[Configuration, tuple[Ladder, list[int]]] = {}
         self._more: dict[Configuration, Ladder] = {}
         self._fitting: dict[Configuration, list[str]] = {}
@@ -148,39 +161,43 @@ class BestFirst:
                 heappush(self._heap, (max(bound, least), _PARTIAL, part))
 
     def _expand(self, part: Configuration, bound: float) -> None:
-        """Replace a partial assignment by its leaves, bounded."""
+        """Replace a partial assignment by its leaves that are of interest; it stands for the others."""
+        found, left = self._left.pop(part, None), list[_Bounded]()
+        for each in self._bound(part) if found is None else found:
+            if each.least > self._threshold:
+                left.append(each)
+                continue
+            first = _node(part, each.choice, each.cut, each.recompute[0], each.zeros[-1])
+            self._shapes[first] = Ladder(first, each.recompute), each.zeros
+            heappush(self._heap, (max(bound, each.least), _SHAPE, first))
+        if left:
+            self._left[part] = left
+            heappush(self._heap, (max(bound, min([each.least for each in left])), _PARTIAL, part))
+
+    def _bound(self, part: Configuration) -> list[_Bounded]:
+        """Return what there is under a partial assignment: each schedule and cut, bounded."""
         bounds, replicas, layers = self.bounds, part.dp * part.cp, self.bounds.costs.counts
-        pp, tp, dp, ep, b, m = part.pp, part.tp, part.dp, part.ep, part.micro_batch, part.num_microbatches
-        shard = shards_of(part)
-        found: list[tuple[str, tuple[str, ...], list[int]]] = []
-        choices: list[Choice] = []
+        pp, m, b, shard = part.pp, part.num_microbatches, part.micro_batch, shards_of(part)
+        found: list[tuple[Choice, str, tuple[str, ...], list[int]]] = []
         for name, v in self._groups(pp, m, part.schedule in OVERLAPPING):
             stages, layout = _stages(name, pp, v), FAMILIES[name].layout
-            policies = self._counts(stages) if part.recompute == SOME else [part.recompute]
+            policies = tuple(self._counts(stages)) if part.recompute == SOME else (part.recompute,)
             zeros = self._zeros(replicas, name)
             if not (policies and zeros):
                 continue
             cuts = {cut: layers(layout, pp, v, cut, shard, b, policies[0]) for cut in self._cuts(stages)}
             if len(set(cuts.values())) < len(cuts):
                 cuts = dict([*cuts.items()][:1])
-                same = sum(len(self._finer(replicas, zero, ep, layout)) for zero in zeros)
+                same = sum(len(self._finer(replicas, zero, part.ep, layout)) for zero in zeros)
                 self.pruned[SAME] += same * len(policies)
-            for cut, counts in cuts.items():
-                found.append((cut, tuple(policies), zeros))
-                choices.append(Choice(name, v, counts, policies[0]))
-        if not found:
-            return
-        least = [] if self.by_memory else bounds.busy_bounds(part, choices).tolist()
-        for at, ((name, v, _, policy), (cut, rungs, zeros)) in enumerate(zip(choices, found, strict=True)):
-            first = Configuration(
-                pp, tp, dp, ep, name, v, zeros[-1], b, m, policy, part.sequence_parallel, cut, part.cp, part.outer,
-                *USUAL,
-            )  # fmt: skip
-            leaves = Ladder(first, rungs)
-            each = bounds.memory_floor(leaves[-1]) if self.by_memory else least[at]
-            self._shapes[first] = leaves, zeros
-            self.bounded += 1
-            heappush(self._heap, (max(bound, each), _SHAPE, first))
+            found += [(Choice(name, v, counts, policies[0]), cut, policies, zeros) for cut, counts in cuts.items()]
+        self.bounded += len(found)
+        if self.by_memory:
+            least = [bounds.memory_floor(_node(part, choice, cut, policies[-1], zeros[-1]))
+                     for choice, cut, policies, zeros in found]  # fmt: skip
+        else:
+            least = bounds.busy_bounds(part, [choice for choice, *_ in found]).tolist() if found else []
+        return [_Bounded(seconds, *each) for seconds, each in zip(least, found, strict=True)]
 
     def _fit(self, node: Configuration, bound: float) -> None:
         """Find the first leaf of a node of :meth:`_expand` that leaves room for the rest, at the highest ZeRO stage,
@@ -395,6 +412,14 @@ class BestFirst:
     def rest(self, threshold_s: float) -> int:
         """Return how many finer choices of what was asked for may take ``threshold_s`` or less."""
         return sum(count for bound, count in self._rest if bound <= threshold_s)
+
+
+def _node(part: Configuration, choice: Choice, cut: str, policy: str, zero: int) -> Configuration:
+    """Return a partial assignment with the rest assigned."""
+    return Configuration(
+        part.pp, part.tp, part.dp, part.ep, choice.schedule, choice.virtual_stages, zero, part.micro_batch,
+        part.num_microbatches, policy, part.sequence_parallel, cut, part.cp, part.outer, *USUAL,
+    )  # fmt: skip
 
 
 def less(policy: str, than: str) -> bool:
