@@ -18,11 +18,9 @@ from search.workers import Outcomes, Run
 
 BATCH = 8
 """Configurations evaluated between two decisions, whatever the number of workers."""
-REORDERED = 12
-"""Best candidates, and others of which most can be hoped for, whose compute is ordered anew, of steps of up to
-``LONGEST`` actions."""
-CONSIDERED = 5
-"""Best configurations that are found at least, for tuning."""
+REORDERED, CONSIDERED = 12, 5
+"""Best candidates, and others of which most can be hoped for, whose compute is ordered anew; and how many of them where
+steps are longer than ``LONGEST`` actions. As many as the latter are found at least."""
 TUNED = 2
 """Best candidates for which other buckets, prefetches and streams are tried."""
 
@@ -48,14 +46,11 @@ class _Given:
 
 
 def _different(configs: Iterable[Configuration]) -> dict[Configuration, Configuration]:
-    """Return the first few that can be ordered anew, of those that differ in family or mesh order alone one; the longer
-    their steps, the fewer."""
+    """Return the first few that can be ordered anew, of those that differ in family or mesh order alone one."""
     found: dict[Configuration, Configuration] = {}
-    spent = 0.0
     for config in configs:
-        if orderable(config) and spent < REORDERED and _unordered(config) not in found:
-            found[_unordered(config)] = config.plain
-            spent += max(1.0, actions(config) / LONGEST)
+        if orderable(config) and len(found) < (REORDERED if actions(config) <= LONGEST else CONSIDERED):
+            found.setdefault(_unordered(config), config.plain)
     return found
 
 
