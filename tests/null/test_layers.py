@@ -25,6 +25,7 @@ LAYERS = (
     "mesh",
     "names",
     "errors",
+    "jit",
 )
 
 
